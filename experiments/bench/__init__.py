@@ -1,1 +1,1 @@
-"""Benchmarks, one module an area: `python -m experiments.bench.<area> [--json FILE]`."""
+"""Benchmarks, one module an area: `python -m experiments.bench.AREA [--json FILE]`."""

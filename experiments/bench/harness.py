@@ -1,4 +1,4 @@
-"""What every benchmark shares: alternating measurement, peers in child processes, tables.
+"""What benchmarks share: alternating measurement, peers as child processes, tables.
 
 A benchmark first checks that ours and the peer compute the same thing, then measures
 both alternately, so that a machine that slows down slows both. CPU seconds are the
