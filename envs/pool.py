@@ -46,8 +46,8 @@ def digest(pool: State) -> np.ndarray:
     return np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32)
 
 
-def split(pool: State, modulus: int = 5) -> tuple[State, State]:
-    """Levels to train on and levels held out: those whose digest is 0 mod `modulus`.
+def split(pool: State, modulus: int = 5, fold: int = 0) -> tuple[State, State]:
+    """Levels to train on and levels held out: those with digest = fold mod `modulus`.
 
     A level falls on the same side wherever and whenever it is drawn, so two pools
     split alike never share a level across the sides.
@@ -57,7 +57,9 @@ def split(pool: State, modulus: int = 5) -> tuple[State, State]:
     """
     if modulus < 2:
         raise ValueError(f"modulus={modulus} must be at least 2")
-    held_out = digest(pool) % modulus == 0
+    if not 0 <= fold < modulus:
+        raise ValueError(f"fold={fold} must be from 0 to modulus - 1 = {modulus - 1}")
+    held_out = digest(pool) % modulus == fold
     if held_out.all() or not held_out.any():
         raise ValueError(
             f"modulus={modulus} leaves one side empty: {int(held_out.sum())} of "

@@ -156,6 +156,18 @@ class Session:
             self.checkpoints.wait()
             raise Stopped(step)
 
+    def keep_failed(self, step: int, tree: Any) -> None:
+        """Save the state of a run that broke, for a look at it, in `failed/`.
+
+        The checkpoints stay as they are, so the run can continue from before.
+        """
+        if self.directory is None:
+            return
+        failed = Checkpoints(self.directory / "failed", keep=1, note=self.note)
+        failed.save(step, tree)
+        failed.close()
+        self.note(f"the state at the failure is in {self.directory / 'failed'}")
+
     def progress(self, total: int, *, start: int = 0, unit: str = "steps") -> Progress:
         """A progress bar over `total`; see `jaxlab.io.progress`."""
         return Progress(total, start=start, unit=unit, quiet=self.quiet)
@@ -170,10 +182,12 @@ class Session:
         try:
             self.checkpoints.close()
         finally:
-            self.metrics.close()
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
+            try:
+                self.metrics.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.close()
+                    self._lock = None
 
     def discard_if_untouched(self) -> None:
         """Take the folder back if the run ended before it wrote anything."""

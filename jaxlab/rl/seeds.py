@@ -3,8 +3,9 @@
 Shapes: `S` seeds.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,28 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
-Mode = Literal["vmap", "map"]
+
+def split_cpu(count: int | None = None) -> None:
+    """Make each CPU core a device of its own, so that seeds run on all of them.
+
+    XLA's CPU client is one device, and a training loop of small matrices keeps one core
+    of it busy. Call it in a program, before JAX starts; libraries and tests do not.
+    Without effect on accelerators.
+
+    Args:
+      count: number of devices; None: as many as cores are available to this process.
+
+    Raises:
+      RuntimeError: if JAX has already started its devices.
+    """
+    cores = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))(0)
+    jax.config.update("jax_num_cpu_devices", len(cores) if count is None else count)
 
 
 def over(
     function: Callable[..., Any],
     *,
-    mode: Mode | None = None,
+    mode: str | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Callable[..., Any]:
     """Run `function` for every row of its arguments' leading axis `S`.
