@@ -207,8 +207,8 @@ class Checkpoints:
         where = f"{self._directory}, step {step}"
         if meta["format"] > FORMAT:
             raise CheckpointError(
-                f"{where}: format {meta['format']} (jaxlab {meta['version']}) is newer than "
-                f"format {FORMAT}, which this jaxlab {_version()} reads; upgrade"
+                f"{where}: format {meta['format']} (jaxlab {meta['version']}) is newer "
+                f"than format {FORMAT}, which this jaxlab {_version()} reads; upgrade"
             )
         if differing := config_io.difference(meta["config"], self._config):
             raise CheckpointError(

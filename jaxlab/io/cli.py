@@ -8,10 +8,10 @@ import io
 import logging
 import os
 import pathlib
-import re
 import shlex
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -76,13 +76,11 @@ class _Experiment:
         self.config_type = type(presets["default"])
         home = run.__globals__
         self.description = inspect.cleandoc(home.get("__doc__") or "")
-        spec, file = home.get("__spec__"), home.get("__file__") or "experiment"
-        self.module = spec.name if spec else None
-        self.file = file
-        self.name = (
-            self.module.removeprefix("experiments.")
-            if spec
-            else pathlib.Path(file).stem
+        spec = home.get("__spec__")
+        self.module: str | None = spec.name if spec else None
+        self.file = home.get("__file__") or "experiment.py"
+        self.name = (self.module or pathlib.Path(self.file).stem).removeprefix(
+            "experiments."
         )
 
     def parse(self, argv: list[str]) -> Any:
@@ -166,13 +164,16 @@ class _Experiment:
     def _cli(self, argv: list[str], base: Any, preset: str) -> Any:
         import tyro
 
+        flags = self._flags_type(base, preset)
+        if {"-h", "--help"} & set(argv):  # tyro would run the lines together
+            print(_fitted(self.description), end="\n\n")
         printed = io.StringIO()
         try:
             with contextlib.redirect_stderr(printed):
                 return tyro.cli(
-                    self._flags_type(base, preset),
+                    flags,
                     prog=self._program(),
-                    description=_paragraphs(self.description),
+                    description="",
                     args=argv,
                 )
         except SystemExit as stop:
@@ -259,15 +260,15 @@ class _Experiment:
         return shlex.join([str(executable), *how, "--out", str(directory), "--resume"])
 
 
-def _paragraphs(docstring: str) -> str:
-    """Keep the lines `Question: ...`, `Data: ...` apart when tyro wraps the text."""
-    return re.sub(r"\n(?=[A-Z][\w ]*:)", "\n\n", docstring)
+def _fitted(docstring: str) -> str:
+    """The author's own lines, those wider than 79 columns folded."""
+    return "\n".join(textwrap.fill(line, 79) for line in docstring.splitlines())
 
 
 def _one_line(box: str) -> str:
     """tyro's framed complaint as one line with its suggestion."""
-    lines = [line.strip("│╭╰─╮╯ \t") for line in box.splitlines()]
-    lines = [line for line in lines[1:] if line]
+    lines = [line.strip("│╭╰─╮╯|+- \t\n") and line for line in box.splitlines()]
+    lines = [line.strip("│╭╰─╮╯|+ \t") for line in lines[1:] if line]
     hint = next(
         (i for i, line in enumerate(lines) if "Perhaps you meant" in line), None
     )

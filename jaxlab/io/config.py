@@ -69,7 +69,7 @@ def replace_json(path: pathlib.Path, data: Any) -> None:
 
 
 def _flatten(value: Any, prefix: str = ""):
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not prefix):
         for name, inner in value.items():
             yield from _flatten(inner, f"{prefix}.{name}" if prefix else name)
     else:
@@ -131,7 +131,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         matches = [a for a in arguments if a == value and type(a) is type(value)]
         return matches[0] if matches else _refuse(where, value, f"one of {arguments}")
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        if value not in hint.__members__:
+        if not isinstance(value, str) or value not in hint.__members__:
             _refuse(where, value, f"one of {tuple(hint.__members__)}")
         return hint[value]
     if isinstance(hint, type) and issubclass(hint, pathlib.PurePath):

@@ -10,9 +10,9 @@ def save_gif(
     path: str | os.PathLike,
     frames: Sequence[np.ndarray] | np.ndarray,
     *,
-    fps: float = 8.0,
+    fps: float | int = 8,
     scale: int = 1,
-    hold: float = 1.0,
+    hold: float | int = 1,
 ) -> None:
     """Write frames as a looping GIF whose pixels are exactly those given.
 

@@ -10,11 +10,12 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 
+@runtime_checkable
 class Sink(Protocol):
     """A copy of the metrics elsewhere; see `jaxlab.io.sinks`."""
 
@@ -183,9 +184,9 @@ def _plain(name: str, value: Any) -> Any:
     return _shortest(array)
 
 
-def _shortest(array: np.ndarray) -> Any:
+def _shortest(array: np.ndarray | np.generic) -> Any:
     if array.ndim:
-        return [_shortest(row) for row in array]
+        return [_shortest(row) for row in np.asarray(array)]
     # float32 0.1 is written 0.1, not 0.10000000149011612: it reads back to the same.
     return float(str(array)) if array.dtype.kind not in "biu" else array.item()
 
