@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from envs.minigrid import board, cells, family
+from envs.minigrid import board, family
 from envs.minigrid.environment import MiniGrid
 from envs.minigrid.layouts import crossing, door_key, empty, four_rooms, lava_gap
 from envs.minigrid.observation import Lens

@@ -40,8 +40,8 @@ class Discrete:
 class Box:
     """Arrays of one shape and dtype with low <= x <= high, both included."""
 
-    low: float
-    high: float
+    low: float | int
+    high: float | int
     shape: tuple[int, ...]
     dtype: Any = np.float32
 

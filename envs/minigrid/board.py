@@ -53,7 +53,7 @@ def put(
     grid: Int[Array, "W H"], position: Int[Array, "2"], cell: Int[Array, ""] | int
 ) -> Int[Array, "W H"]:
     """The board with one cell replaced."""
-    return jnp.where(at(*grid.shape, position), cell, grid)
+    return jnp.where(at(grid.shape[0], grid.shape[1], position), cell, grid)
 
 
 def position(x, y) -> Int[Array, "2"]:

@@ -10,6 +10,8 @@ the cell in front one gather, and changing it one select.
 Source: Farama-Foundation/Minigrid, core/constants.py and core/world_object.py.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8
@@ -30,7 +32,7 @@ _PORTABLE = 1 << KEY | 1 << BALL | 1 << BOX
 _OPAQUE = 1 << WALL
 
 
-def pack(kind, color=0, state=0, content=0):
+def pack(kind: Any, color: Any = 0, state: Any = 0, content: Any = 0) -> Any:
     """Packed code of an object; `content` is the packed code of what a box holds.
 
     Works on Python integers and on int32 arrays alike.
@@ -103,7 +105,7 @@ def decode(cell: Int[Array, "*shape"]) -> UInt8[Array, "*shape 3"]:
     return channels.astype(jnp.uint8)
 
 
-def encode(triples: np.ndarray) -> np.ndarray:
+def encode(triples: Any) -> np.ndarray:
     """Packed int32 codes of host-side (object, color, state) triples, `[..., 3]`.
 
     Raises:
@@ -117,7 +119,8 @@ def encode(triples: np.ndarray) -> np.ndarray:
             f"{tuple(limits.tolist())}; got shape {triples.shape} with largest "
             f"{triples.reshape(-1, triples.shape[-1]).max(0).tolist()}"
         )
-    return pack(triples[..., 0], triples[..., 1], triples[..., 2]).astype(np.int32)
+    packed = pack(triples[..., 0], triples[..., 1], triples[..., 2])
+    return np.asarray(packed, np.int32)
 
 
 def triple(cell: int) -> tuple[int, int, int]:

@@ -58,7 +58,8 @@ def to_state(
             f"{config.width}x{config.height} board, direction below 4"
         )
     for row in np.asarray(box_contents, int).reshape(-1, 5):
-        packed[row[0], row[1]] |= _content(packed[row[0], row[1]], row)
+        x_box, y_box = row[:2].tolist()
+        packed[x_box, y_box] |= _content(int(packed[x_box, y_box]), row)
     task = dict(task or {})
     return State(
         grid=jnp.asarray(packed, jnp.int32),
@@ -118,7 +119,7 @@ def _carried(carrying) -> int:
         return cells.EMPTY_CELL
     if code & 15 not in (cells.KEY, cells.BALL, cells.BOX) or code >> 7:
         raise ValueError(
-            f"carrying={tuple(carrying)} must be a key, ball or box with state 0"
+            f"carrying={cells.triple(code)} must be a key, ball or box with state 0"
         )
     return code
 

@@ -1,6 +1,7 @@
 """The environment: one family, one way of looking at it, reset and step."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -93,7 +94,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""],
+        action: Int[Array, ""] | int,
         params: Params,
     ) -> StepResult:
         """One step and, where the episode ended, the reset `auto_reset` asks for.
@@ -144,7 +145,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""],
+        action: Int[Array, ""] | int,
         params: Params,
     ) -> StepResult:
         """`step` without any auto-reset."""
@@ -155,7 +156,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""],
+        action: Int[Array, ""] | int,
         params: Params,
     ) -> tuple[PyTree, State, Float[Array, ""], Bool[Array, ""], dict[str, Any]]:
         """gymnax' inner step: no auto-reset and no time limit."""
@@ -168,7 +169,7 @@ class MiniGrid:
         """Start states of `size` freshly generated levels, stacked."""
         if size < 1:
             raise ValueError(f"size={size} must be at least 1; a pool needs a level")
-        return _generate_pool(self, jax.random.split(key, size))
+        return _generate_many(self.family, self.config, jax.random.split(key, size))
 
     def mission_text(self, state: State) -> str:
         """The mission of one concrete state, outside jit."""
@@ -195,24 +196,10 @@ class MiniGrid:
         stream_key, level_key = jax.random.split(key)
         stream = jax.random.bits(stream_key, dtype=jnp.uint32)
         if pool is None:
-            state = self._generate(level_key)
+            state = _generate(self.family, self.config, level_key)
         else:
             state = pools.draw(pool, jax.random.bits(level_key, dtype=jnp.uint32))
         return dataclasses.replace(state, stream=stream)
-
-    def _generate(self, key) -> State:
-        level = self.family.generate(key, self.config)
-        return State(
-            grid=level.grid.astype(jnp.int32),
-            position=level.position,
-            direction=level.direction,
-            carrying=jnp.int32(cells.EMPTY_CELL),
-            time=jnp.int32(0),
-            mission=jnp.asarray(level.mission, jnp.int32),
-            task=level.task,
-            stream=jnp.uint32(0),
-            ended=jnp.asarray(False),
-        )
 
     def _split(self, key, params: Params):
         draws = params.pool is None and self.auto_reset != "disabled"
@@ -221,6 +208,11 @@ class MiniGrid:
         return key, key
 
     def _advance(self, key, state, action, params):
+        if not jnp.issubdtype(jnp.result_type(action), jnp.integer):
+            raise TypeError(
+                f"action has dtype {jnp.result_type(action)}; it must be an integer "
+                f"below {self.num_actions}"
+            )
         action = jnp.asarray(action, jnp.int32)
         max_steps = jnp.asarray(params.max_steps_in_episode, jnp.int32)
         if self.reward_mode == "minigrid":
@@ -241,7 +233,7 @@ class MiniGrid:
 
     def _restart(self, ended, key, state: State, params: Params) -> State:
         if params.pool is None:
-            start = self._generate(key)
+            start = _generate(self.family, self.config, key)
         else:
             # Lanes that go on read level 0: one cached line instead of a random one.
             drawn = jnp.where(ended, pools.scramble(state.stream), jnp.uint32(0))
@@ -252,8 +244,21 @@ class MiniGrid:
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), start, state)
 
 
-def _pool_of_levels(env: MiniGrid, keys):
-    return jax.vmap(env._generate)(keys)
+def _generate(family: Family, config: Config, key) -> State:
+    level = family.generate(key, config)
+    return State(
+        grid=level.grid.astype(jnp.int32),
+        position=level.position,
+        direction=level.direction,
+        carrying=jnp.int32(cells.EMPTY_CELL),
+        time=jnp.int32(0),
+        mission=jnp.asarray(level.mission, jnp.int32),
+        task=level.task,
+        stream=jnp.uint32(0),
+        ended=jnp.asarray(False),
+    )
 
 
-_generate_pool = jax.jit(_pool_of_levels, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _generate_many(family: Family, config: Config, keys) -> State:
+    return jax.vmap(functools.partial(_generate, family, config))(keys)

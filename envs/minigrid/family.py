@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
-from envs.minigrid.state import State
+from envs.minigrid.state import Leaf, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,27 +34,27 @@ class Config:
 class Level(NamedTuple):
     """A generated start: the board and where the agent stands on it."""
 
-    grid: Int[Array, "W H"]  # packed int32 cells
-    position: Int[Array, "2"]
-    direction: Int[Array, ""]
-    mission: Int[Array, ""] | int = 0  # index into the family's missions
+    grid: Leaf  # int32 [W, H], packed cells
+    position: Leaf  # int32 [2]
+    direction: Leaf  # int32
+    mission: Leaf = 0  # int32, index into the family's missions
     task: Any = ()  # a pytree of arrays that `after_step` needs
 
 
 class Outcome(NamedTuple):
     """What a step pays and whether it ends the episode (time limits apart)."""
 
-    reward: Float[Array, ""]
-    terminated: Bool[Array, ""]
+    reward: Leaf  # float32
+    terminated: Leaf  # bool
 
 
 class Transition(NamedTuple):
     """One step as an `after_step` rule sees it."""
 
     before: State  # untouched by `before_step`
-    action: Int[Array, ""]
+    action: Leaf  # int32, as chosen by the agent
     after: State
-    success: Float[Array, ""]  # what solving the task at this step pays
+    success: Leaf  # float32, what solving the task at this step pays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

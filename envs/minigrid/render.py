@@ -63,17 +63,13 @@ def atlas(tile_size: int) -> tuple[np.ndarray, np.ndarray]:
     lookup = np.zeros((512, 5, 2), np.int16)
     tiles: dict[bytes, int] = {}
     for cell in range(512):
-        parts = cells.kind(cell), cells.color(cell), cells.state(cell)
-        if any(
-            part >= len(names)
-            for part, names in zip(
-                parts, (cells.OBJECTS, cells.COLORS, cells.STATES), strict=True
-            )
-        ):
+        kind, color, state = cells.triple(cell)
+        if kind > cells.AGENT or color > cells.GREY or state > cells.LOCKED:
             continue
         for agent in range(5):
             for highlight in range(2):
-                pixels = tile(*parts, agent, bool(highlight), tile_size).tobytes()
+                picture = tile(kind, color, state, agent, bool(highlight), tile_size)
+                pixels = picture.tobytes()
                 lookup[cell, agent, highlight] = tiles.setdefault(pixels, len(tiles))
     stacked = np.frombuffer(b"".join(tiles), np.uint8)
     return lookup.reshape(-1), stacked.reshape(-1, tile_size, tile_size, 3)
@@ -172,7 +168,7 @@ def _disc(x, y, center_x, center_y, radius):
 
 def _segment(x, y, start, end, radius):
     """Points within `radius` of a segment, float32 end points as in the original."""
-    start, end = np.float32(start), np.float32(end)
+    start, end = np.array(start, np.float32), np.array(end, np.float32)
     low, high = np.minimum(start, end), np.maximum(start, end)
     near = _box(
         x, y, low[0] - radius, high[0] + radius, low[1] - radius, high[1] + radius
@@ -192,7 +188,7 @@ def _agent_triangle(x, y, direction):
     cos, sin = np.cos(angle), np.sin(angle)
     turned_x = 0.5 + cos * (x - 0.5) - sin * (y - 0.5)
     turned_y = 0.5 + cos * (y - 0.5) + sin * (x - 0.5)
-    a, b, c = np.float32([(0.12, 0.19), (0.87, 0.50), (0.12, 0.81)])
+    a, b, c = np.array([(0.12, 0.19), (0.87, 0.50), (0.12, 0.81)], np.float32)
     side_c, side_b = c - a, b - a
     from_a = np.stack(np.broadcast_arrays(turned_x - a[0], turned_y - a[1]), -1)
     cc, cb, bb = side_c @ side_c, side_c @ side_b, side_b @ side_b

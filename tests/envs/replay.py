@@ -1,6 +1,5 @@
 """Stored MiniGrid episodes, and a way to run ours through the same actions at once."""
 
-import dataclasses
 import functools
 import json
 import pathlib
