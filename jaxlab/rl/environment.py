@@ -7,7 +7,7 @@ episode, and `info["final_observation"]` is where the action led.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 
+@runtime_checkable
 class Environment(Protocol):
     """Any gymnax 1.x environment, and any other with these two methods."""
 

@@ -5,16 +5,16 @@ Shapes: `A` actions; leading axes are free.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, ScalarLike
 
 GREEDY = -1  # stands for "whatever is greedy" in a plan
 
 
 def linear(
-    start: Float[Array, ""] | float,
-    finish: Float[Array, ""] | float,
-    step: Int[Array, ""] | int,
-    duration: Float[Array, ""] | float,
+    start: ScalarLike,
+    finish: ScalarLike,
+    step: ScalarLike,
+    duration: ScalarLike,
 ) -> Float[Array, ""]:
     """`start + (finish - start) * min(step / duration, 1)`.
 
@@ -36,7 +36,7 @@ def linear(
 
 def plan(
     key: PRNGKeyArray,
-    epsilon: Float[Array, ""] | float,
+    epsilon: ScalarLike,
     num_actions: int,
     shape: tuple[int, ...],
 ) -> Int[Array, "..."]:
@@ -53,10 +53,11 @@ def plan(
     Returns:
       int32: a random action, or `GREEDY`.
     """
-    explore_key, action_key = jax.random.split(key)
-    explore = jax.random.uniform(explore_key, shape) < epsilon
-    actions = jax.random.randint(action_key, shape, 0, num_actions, jnp.int32)
-    return jnp.where(explore, actions, GREEDY)
+    # Both draws at once: each call of the generator costs compile time. A 23-bit
+    # uniform number picks among A actions with a relative bias below A / 2^23.
+    explore, choice = jax.random.uniform(key, (2, *shape))
+    actions = jnp.floor(choice * num_actions).astype(jnp.int32)
+    return jnp.where(explore < epsilon, actions, GREEDY)
 
 
 def follow(
@@ -70,7 +71,7 @@ def follow(
 def epsilon_greedy(
     key: PRNGKeyArray,
     q_values: Float[Array, "*B A"],
-    epsilon: Float[Array, ""] | float,
+    epsilon: ScalarLike,
 ) -> Int[Array, "*B"]:
     """Uniform over all actions with probability `epsilon`, else argmax_a Q."""
     return follow(plan(key, epsilon, q_values.shape[-1], q_values.shape[:-1]), q_values)

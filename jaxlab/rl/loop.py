@@ -86,7 +86,7 @@ def compiled(
     length: int,
     *,
     num_seeds: int | None = None,
-    mode: seeds_.Mode | None = None,
+    mode: str | None = None,
     devices: Any = None,
 ) -> Callable:
     """`chunked`, over seeds if there are any, jitted, with the state donated.
@@ -174,7 +174,7 @@ def check_finite(state: Any, metrics: Any, first: int) -> None:
         return
     time = int(np.argmax((bad >= 0).reshape(-1, bad.shape[-1]).any(axis=0)))
     seed = int(np.argmax(bad[:, time] >= 0)) if bad.ndim == 2 else None
-    number = bad[time] if seed is None else bad[seed, time]
+    number = int(bad[time] if seed is None else bad[seed, time])
     raise NonFiniteError(state, first + time, seed, leaf_path(state.params, number))
 
 

@@ -18,7 +18,7 @@ Source: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +78,7 @@ class Config:
         return self.num_steps * self.num_envs
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HParams:
@@ -93,6 +94,7 @@ class HParams:
     reward_scale: Float[Array, ""] | float = 1.0  # for learning; returns stay unscaled
 
 
+@no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -134,6 +136,7 @@ class Metrics(NamedTuple):
     bad_leaf: Int[Array, ""]  # first parameter whose gradient was not finite, or -1
 
 
+@no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rollout:
@@ -273,7 +276,7 @@ def make(
             # A select per slot: a scatter inside a loop is slow on CPU.
             write = cut[None] & (jnp.arange(slots)[:, None] == slot[None])
             finals = jnp.where(
-                write.reshape(slots, -1, *(1,) * (obs.ndim - 1)),
+                write.reshape(*write.shape, *(1,) * (obs.ndim - 1)),
                 info["final_observation"].astype(obs.dtype)[None],
                 finals,
             )
@@ -329,9 +332,10 @@ def make(
         """E epochs of M minibatches; indices are shuffled, the data stay in place."""
         size = config.steps_per_update
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rollout)
-        epochs = jax.random.split(key, config.num_epochs)
-        order = jax.vmap(lambda k: jax.random.permutation(k, size))(epochs)
-        order = order.reshape(config.num_epochs * config.num_minibatches, -1)
+        # Sorting random words is a uniform shuffle but for ties, which are as rare as
+        # size^2 / 2^33 and only keep two neighbours in order.
+        words = jax.random.bits(key, (config.num_epochs, size), jnp.uint32)
+        order = jnp.argsort(words, axis=-1).reshape(gradient_steps, -1)
         first = state.update * gradient_steps
 
         def descend(carry, x):

@@ -5,17 +5,17 @@ Shapes: `T` time, `N` environments. All arrays are time-major.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 
 
 def q_lambda(
-    rewards: Float[Array, "T *N"],
-    terminated: Float[Array, "T *N"],
-    truncated: Float[Array, "T *N"],
-    next_values: Float[Array, "T *N"],
-    gamma: Float[Array, ""] | float,
-    lambda_: Float[Array, ""] | float,
-) -> Float[Array, "T *N"]:
+    rewards: Float[Array, "..."],
+    terminated: Float[Array, "..."],
+    truncated: Float[Array, "..."],
+    next_values: Float[Array, "..."],
+    gamma: ScalarLike,
+    lambda_: ScalarLike,
+) -> Float[Array, "..."]:
     """Peng's Q(lambda) targets; traces are not cut at exploratory actions.
 
         G_t = r_t + gamma * B_t
@@ -29,7 +29,7 @@ def q_lambda(
     row that follows, whose own target is to be masked out of the loss.
 
     Args:
-      rewards: reward of each step.
+      rewards: reward of each step, `[T, N]` (or `[T]`, or more axes).
       terminated: 1 where the environment ended by itself; wins over `truncated`.
       truncated: 1 where a time limit ended the episode.
       next_values: max_a Q(s_{t+1}, a), of the observation the action led to,
@@ -82,8 +82,8 @@ def gae(
     truncated: Float[Array, "T *N"],
     values: Float[Array, "T *N"],
     next_values: Float[Array, "T *N"],
-    gamma: Float[Array, ""] | float,
-    lambda_: Float[Array, ""] | float,
+    gamma: ScalarLike,
+    lambda_: ScalarLike,
 ) -> Float[Array, "T *N"]:
     """Generalised advantage estimates.
 

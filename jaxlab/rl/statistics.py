@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 
 class Interval(NamedTuple):
@@ -21,41 +22,37 @@ class Interval(NamedTuple):
     high: np.ndarray
 
 
-def iqm(scores: Float[np.ndarray, "R M"]) -> np.floating:
+def iqm(scores: ArrayLike) -> np.floating:
     """Interquartile mean: of the R*M scores without floor(R*M/4) at either end."""
     flat = np.sort(_checked(scores), axis=None)
     drop = flat.size // 4
     return flat[drop : flat.size - drop].mean()
 
 
-def mean(scores: Float[np.ndarray, "R M"]) -> np.floating:
+def mean(scores: ArrayLike) -> np.floating:
     """Mean over runs and tasks."""
     return _checked(scores).mean()
 
 
-def median(scores: Float[np.ndarray, "R M"]) -> np.floating:
+def median(scores: ArrayLike) -> np.floating:
     """Median over tasks of the mean over runs."""
     return np.median(_checked(scores).mean(axis=0))
 
 
-def optimality_gap(
-    scores: Float[np.ndarray, "R M"], optimum: float = 1.0
-) -> np.floating:
+def optimality_gap(scores: ArrayLike, optimum: float = 1.0) -> np.floating:
     """Mean shortfall below `optimum`; scores above it do not compensate."""
     return (optimum - np.minimum(_checked(scores), optimum)).mean()
 
 
 def performance_profile(
-    scores: Float[np.ndarray, "R M"], thresholds: Float[np.ndarray, "K"]
+    scores: ArrayLike, thresholds: ArrayLike
 ) -> Float[np.ndarray, "K"]:
     """Fraction of runs above each threshold, averaged over tasks."""
     scores, thresholds = _checked(scores), np.asarray(thresholds)
     return (scores[..., None] > thresholds).mean(axis=0).mean(axis=0)
 
 
-def probability_of_improvement(
-    x: Float[np.ndarray, "R M"], y: Float[np.ndarray, "Q M"]
-) -> np.floating:
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> np.floating:
     """P(a run of `x` beats one of `y` on the same task), ties half, mean over tasks.
 
     Raises:
@@ -72,7 +69,7 @@ def probability_of_improvement(
 
 def bootstrap(
     statistic: Callable[..., np.ndarray | np.floating],
-    *scores: Float[np.ndarray, "R M"],
+    *scores: ArrayLike,
     level: float = 0.95,
     repetitions: int = 2000,
     seed: int = 0,

@@ -5,7 +5,7 @@ Shapes: `B` batch, `H, W` space, `C` channels, `A` actions.
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxlab.rl.networks.layers import ACTIVATIONS, Conv, Dense, Head, LayerNorm
 
@@ -59,7 +59,7 @@ class _CNN(nnx.Module):
         self.head = Head(features, num_actions, head_scale, rngs=rngs)
         self.activation, self.obs_scale = activation, obs_scale
 
-    def features(self, obs: Float[Array, "B H W C"]) -> Float[Array, "B F"]:
+    def features(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B F"]:
         x = obs.astype(jnp.float32)
         x = x * self.obs_scale if self.obs_scale != 1 else x
         for i in range(1, self.depth + 1):
@@ -67,7 +67,7 @@ class _CNN(nnx.Module):
             x = ACTIVATIONS[self.activation](getattr(self, f"norm{i}")(y))
         return self.dense(x.reshape(x.shape[0], -1))
 
-    def __call__(self, obs: Float[Array, "B H W C"]) -> Float[Array, "B A"]:
+    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
         return self.head(self.features(obs))
 
 

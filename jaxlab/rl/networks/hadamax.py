@@ -17,7 +17,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxlab.rl.networks.layers import (
     ACTIVATIONS,
@@ -190,7 +190,7 @@ class Hadamax(nnx.Module):
         )
         self.head = Head(c.features, num_actions, c.head_scale, rngs=rngs)
 
-    def stages(self, obs: Float[Array, "B H W C"]) -> list[Array]:
+    def stages(self, obs: Shaped[Array, "B H W C"]) -> list[Array]:
         """The output of every block, in order."""
         x = obs.astype(jnp.float32)
         x = x * self.config.obs_scale if self.config.obs_scale != 1 else x
@@ -201,14 +201,14 @@ class Hadamax(nnx.Module):
             outputs.append(x)
         return outputs
 
-    def flatten(self, obs: Float[Array, "B H W C"]) -> Float[Array, "B D"]:
+    def flatten(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B D"]:
         last = self.stages(obs)[-1]
         return last.reshape(last.shape[0], -1)
 
-    def features(self, obs: Float[Array, "B H W C"]) -> Float[Array, "B F"]:
+    def features(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B F"]:
         return self.dense(self.flatten(obs))
 
-    def __call__(self, obs: Float[Array, "B H W C"]) -> Float[Array, "B A"]:
+    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
         return self.head(self.features(obs))
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxlab.rl.networks.layers import Dense, Head
 
@@ -47,12 +47,12 @@ class MLP(nnx.Module):
         self.head = Head(size, num_actions, head_scale, rngs=rngs)
         self.obs_scale = obs_scale
 
-    def features(self, obs: Float[Array, "B ..."]) -> Float[Array, "B F"]:
+    def features(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B F"]:
         x = obs.reshape(obs.shape[0], -1).astype(jnp.float32)
         x = x * self.obs_scale if self.obs_scale != 1 else x
         for i in range(1, self.depth + 1):
             x = getattr(self, f"dense{i}")(x)
         return x
 
-    def __call__(self, obs: Float[Array, "B ..."]) -> Float[Array, "B A"]:
+    def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B A"]:
         return self.head(self.features(obs))
