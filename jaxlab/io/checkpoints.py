@@ -18,6 +18,7 @@ from jaxlab.io import config as config_io
 from jaxlab.io import leaves as leaves_io
 
 FORMAT = 1
+_AT_ONCE = 64 * 2**20  # bytes; less than this is written sooner than it is handed over
 
 Tree = TypeVar("Tree")
 
@@ -54,7 +55,7 @@ class Checkpoints:
         self.rewind: Callable[[int], None] = lambda position: None
 
     def save(self, step: int, tree: Any) -> None:
-        """Save `tree` in the background; an earlier save that failed is raised here.
+        """Save `tree`: up to 64 MiB at once, more in the background.
 
         Everything the run needs belongs in the tree: parameters, optimiser state, keys,
         environment states, running statistics, counters, best so far. Leaves are
@@ -62,7 +63,8 @@ class Checkpoints:
 
         Raises:
           ValueError: if `step` is not above the last saved one.
-          CheckpointError: if this or an earlier save fails (disk full, read-only).
+          CheckpointError: if this save, or an earlier one in the background, fails
+            (disk full, read-only).
         """
         if self._directory is None:
             return
@@ -100,6 +102,8 @@ class Checkpoints:
         if not saved:
             raise CheckpointError(f"{self._directory}: orbax did not save step {step}")
         self._last = step, records
+        if sum(array.nbytes for array in arrays.values()) <= _AT_ONCE:
+            self.wait()  # a kill then costs no more than the interval in progress
 
     def restore(self, like: Tree) -> tuple[int, Tree]:
         """The newest sound step and its tree; `(0, like)` when nothing was saved.

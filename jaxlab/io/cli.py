@@ -43,7 +43,7 @@ def main(
       SystemExit: with 1 if the run fails, 2 if it is refused (config, folder,
         checkpoint), 130 after Ctrl-C and 143 after SIGTERM, both after saving.
     """
-    experiment = _Experiment(run, presets)
+    experiment = Experiment(run, presets)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         flags = experiment.parse(arguments)
@@ -52,7 +52,7 @@ def main(
         status = _complain(error, _REFUSED)
     except OSError as error:
         status = _complain(error, _FAILED)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FloatingPointError) as error:
         # Most are a person's (an unknown environment id, a size that does not divide):
         # they name value, rule and way out. A programmer asks for the place.
         if os.environ.get("JAXLAB_TRACEBACK") or "\n" in str(error).strip():
@@ -68,7 +68,9 @@ def _complain(error: Exception, status: int) -> int:
     return status
 
 
-class _Experiment:
+class Experiment:
+    """A `run` and its presets, with their name, description and command line."""
+
     def __init__(self, run: Callable[..., Any], presets: Mapping[str, Any]):
         if "default" not in presets:
             raise ValueError(f'presets must hold "default"; got {sorted(presets)}')
