@@ -8,6 +8,7 @@ before when the newest is damaged. Checkpoints are data only: nothing is unpickl
 
 import hashlib
 import json
+import logging
 import pathlib
 import shutil
 import sys
@@ -257,6 +258,22 @@ class Checkpoints:
                 f"checkpoint {step} is damaged ({reason}); moved to {target}, "
                 f"continuing from {sound}"
             )
+
+
+def silence_orbax() -> None:
+    """For a whole program: print no traceback of what is raised as an error anyway.
+
+    orbax logs the errors that it raises, and after one in reading a file some of its
+    futures find their event loop closed, which Python would print as unraisable.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _is_step(path: pathlib.Path) -> bool:

@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import inspect
 import io
-import logging
 import os
 import pathlib
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from jaxlab.io import config as config_io
-from jaxlab.io.checkpoints import CheckpointError
+from jaxlab.io.checkpoints import CheckpointError, silence_orbax
 from jaxlab.io.session import RunError, Session, Stopped
 
 _REFUSED, _FAILED = 2, 1
@@ -107,7 +106,7 @@ class Experiment:
 
     def execute(self, flags: Any) -> int:
         """Open the folder, run, print the headline; the exit status."""
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax' own tracebacks
+        silence_orbax()
         directory = pathlib.Path(flags.out or self._directory(flags))
         session = Session.open(
             directory,
