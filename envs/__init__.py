@@ -16,6 +16,7 @@ _HOMES = {
     "registered": "registry",
     "from_family": "registry",
     "from_grids": "registry",
+    "check": "checker",
     "MiniGrid": "minigrid.environment",
     "Params": "minigrid.state",
     "State": "minigrid.state",

@@ -11,17 +11,53 @@ import numpy as np
 
 from envs.minigrid import board, family
 from envs.minigrid.environment import MiniGrid
-from envs.minigrid.layouts import crossing, door_key, empty, four_rooms, lava_gap
+from envs.minigrid.layouts import (
+    crossing,
+    dist_shift,
+    door_key,
+    dynamic_obstacles,
+    empty,
+    fetch,
+    four_rooms,
+    go_to_door,
+    go_to_object,
+    key_corridor,
+    lava_gap,
+    locked_room,
+    memory,
+    multi_room,
+    obstructed_maze,
+    playground,
+    put_near,
+    red_blue_doors,
+    unlock,
+    unlock_pickup,
+)
 from envs.minigrid.observation import Lens
 from envs.minigrid.state import Params
 
 # One line per family: import its file above and list it here.
 FAMILIES = (
-    empty.FAMILY,
-    four_rooms.FAMILY,
-    door_key.FAMILY,
-    lava_gap.FAMILY,
     crossing.FAMILY,
+    dist_shift.FAMILY,
+    door_key.FAMILY,
+    dynamic_obstacles.FAMILY,
+    empty.FAMILY,
+    fetch.FAMILY,
+    four_rooms.FAMILY,
+    go_to_door.FAMILY,
+    go_to_object.FAMILY,
+    key_corridor.FAMILY,
+    lava_gap.FAMILY,
+    locked_room.FAMILY,
+    memory.FAMILY,
+    multi_room.FAMILY,
+    obstructed_maze.FAMILY,
+    playground.FAMILY,
+    put_near.FAMILY,
+    red_blue_doors.FAMILY,
+    unlock.FAMILY,
+    unlock_pickup.FAMILY,
 )
 
 
@@ -106,6 +142,7 @@ def from_family(
             see_through_walls=config.see_through_walls,
             view_size=view_size,
             tile_size=tile_size,
+            missions=made.missions(config),
         ),
         obs=obs,
         auto_reset=auto_reset,
