@@ -73,3 +73,8 @@ def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
 def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-5) -> Optimiser:
     """Clipped Adam with the larger epsilon that is usual for PPO."""
     return clipped(optax.scale_by_adam(b1=b1, b2=b2, eps=eps))
+
+
+def first_bad_leaf(info: Info) -> Int[Array, ""]:
+    """`bad_leaf` of the first of many steps (`info` with a leading axis) with one."""
+    return info.bad_leaf[jnp.argmax(info.bad_leaf >= 0)]
