@@ -31,6 +31,7 @@ __all__ = [
     "load_weights",
     "main",
     "plot",
+    "read_about",
     "read_metrics",
     "save_gif",
     "save_weights",
@@ -50,6 +51,7 @@ _HOMES = {
     "save_gif": "gif",
     "save_weights": "weights",
     "load_weights": "weights",
+    "read_about": "weights",
 }
 _MODULES = ("config", "plot")
 
