@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 EXTRAS ?= dev
 
-.PHONY: train test test-fast test-slow parity lint setup peers clean
+.PHONY: train test test-fast test-slow parity lint setup peers help clean
 
 train: setup  ## the main job: train Hadamax-PQN on MiniGrid DoorKey
 	$(RUN) -m experiments.hadamax_pqn_minigrid $(ARGS)
@@ -31,6 +31,15 @@ setup: $(VENV)/.installed  ## create .venv and install, nothing else
 
 $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) .ci/setup
 	@PYTHON="$(PYTHON)" EXTRAS="$(EXTRAS)" sh .ci/setup "$(VENV)"
+
+peers:  ## environments of the programs that benchmarks compare with; NAMES= for some
+	sh .ci/peers $(NAMES)
+
+parity: setup  ## tests against live peers; each is skipped where its peer is missing
+	$(RUN) -m pytest -m parity $(ARGS)
+
+help:
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*## */: /'
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
