@@ -8,6 +8,7 @@ module is loaded when it is first used.
 import importlib
 
 _MODULES = (
+    "algorithm",
     "dqn",
     "environment",
     "evaluate",

@@ -49,7 +49,7 @@ def spread(epsilon: ScalarLike, exponent: ScalarLike, count: int) -> Float[Array
       exponent: 0 gives all the same; 7 is the source's.
       count: N.
 
-    Source: Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4.1.
+    Source: Horgan et al. 2018, Distributed Prioritized Experience Replay, section 4.
     """
     rank = jnp.arange(count, dtype=jnp.float32) / max(count - 1, 1)
     base, slope = (jnp.asarray(x, jnp.float32) for x in (epsilon, exponent))
@@ -93,7 +93,7 @@ def follow(
 def epsilon_greedy(
     key: PRNGKeyArray,
     q_values: Float[Array, "*B A"],
-    epsilon: ScalarLike,
+    epsilon: Float[Array, ""] | float,
 ) -> Int[Array, "*B"]:
     """Uniform over all actions with probability `epsilon`, else argmax_a Q."""
     return follow(plan(key, epsilon, q_values.shape[-1], q_values.shape[:-1]), q_values)

@@ -21,8 +21,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from jaxlab.rl import environment, exploration, returns, rollout
 from jaxlab.rl import optimiser as optimisers
+from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks import Network
-from jaxlab.rl.pqn import Algorithm
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

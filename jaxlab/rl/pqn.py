@@ -17,7 +17,6 @@ Source: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
 
 import jax
@@ -26,6 +25,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from jaxlab.rl import environment, exploration, returns, rollout
 from jaxlab.rl import optimiser as optimisers
+from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks import Network
 
 
@@ -118,18 +118,6 @@ class Batch(NamedTuple):
     obs: Array
     action: Int[Array, "..."]
     target: Float[Array, "..."]
-
-
-class Algorithm(NamedTuple):
-    """Pure functions.
-
-    `init(key, hparams) -> State`; `update(state, hparams) -> State, Metrics`;
-    `policy(params, obs, key, epsilon) -> actions` on a batch of observations.
-    """
-
-    init: Callable[[PRNGKeyArray, HParams], State]
-    update: Callable[[State, HParams], tuple[State, Metrics]]
-    policy: Callable[..., Int[Array, "N"]]
 
 
 def make(

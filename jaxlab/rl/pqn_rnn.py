@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxlab.rl import environment, exploration, returns, rollout
 from jaxlab.rl import optimiser as optimisers
+from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks.recurrent import RecurrentNetwork
-from jaxlab.rl.pqn import Algorithm, HParams, Metrics
+from jaxlab.rl.pqn import HParams, Metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Config:
             )
         if self.length < 2:
             raise ValueError(
-                "num_steps=1 needs memory_window=1: the last row only "
+                "num_steps=1 needs memory_window=1: the last row of a sequence only "
                 "serves as a bootstrap"
             )
 
@@ -138,15 +139,16 @@ def make(
         )
         return q[0], jax.tree.map(lambda m: m[0], memories)
 
-    def gather(key, state, epsilon, num_steps):
-        """Act; returns what goes on in the state, the rows, and memory before each."""
+    def gather(key, params, carried, epsilon, num_steps):
+        """Act; returns what is carried on, the rows, and the memory before each."""
+        actors, *going_on = carried
         plan_key, step_key = jax.random.split(key)
         shape = (num_steps, config.num_envs)
         plan = exploration.plan(plan_key, epsilon, env.num_actions, shape)
 
         def act(carried, obs, first, planned):
             memory, last_action = carried
-            q, new_memory = one_step(state.params, obs, memory, first, last_action)
+            q, new_memory = one_step(params, obs, memory, first, last_action)
             action = exploration.follow(planned, q)
             return (new_memory, action), action, (memory, last_action, q.max(axis=-1))
 
@@ -155,8 +157,8 @@ def make(
             env,
             env_params,
             act,
-            state.actors,
-            (state.memory, state.last_action),
+            actors,
+            tuple(going_on),
             plan,
             slots=slots,
             keep_next=True,
@@ -173,10 +175,7 @@ def make(
             truncated=steps.truncated,
             next_obs=steps.next_obs,
         )
-        state = dataclasses.replace(
-            state, actors=actors, memory=memory, last_action=last_action
-        )
-        return state, rows, memories, values, collected
+        return (actors, memory, last_action), rows, memories, values, collected
 
     def init(key: PRNGKeyArray, hparams: HParams) -> State:
         del hparams
@@ -186,22 +185,23 @@ def make(
         )
         params = network.init(params_key, actors.obs[0])
         memory = network.memory(config.num_envs)
-        state = State(
+        carried = (actors, memory, jnp.zeros(config.num_envs, jnp.int32))
+        # The first window is filled by random actions, which count as no update.
+        filled, rows, _, _, _ = gather(
+            fill_key, params, carried, 1.0, max(config.memory_window, 1)
+        )
+        actors, last_memory, last_action = filled if config.memory_window else carried
+        return State(
             params=params,
             opt_state=optimiser.init(params),
             actors=actors,
-            memory=memory,
-            last_action=jnp.zeros(config.num_envs, jnp.int32),
-            history=None,
+            memory=last_memory,
+            last_action=last_action,
+            history=_rows(rows, 0, config.memory_window),
             history_memory=memory,
             key=run_key,
             update=jnp.zeros((), jnp.int32),
         )
-        # The first window is filled by random actions, which count as no update.
-        filled, rows, _, _, _ = gather(fill_key, state, 1.0, config.memory_window or 1)
-        if not config.memory_window:
-            return dataclasses.replace(state, history=_rows(rows, 0, 0))
-        return dataclasses.replace(filled, history=rows)
 
     def update(state: State, hparams: HParams) -> tuple[State, Metrics]:
         key, act_key, shuffle_key = jax.random.split(state.key, 3)
@@ -211,16 +211,20 @@ def make(
             state.update,
             hparams.epsilon_decay * config.num_updates,
         )
-        before = state
         each = exploration.spread(epsilon, hparams.epsilon_spread, config.num_envs)
-        state, rows, memories, values, collected = gather(
-            act_key, state, each[None], config.num_steps
+        carried, rows, memories, values, collected = gather(
+            act_key,
+            state.params,
+            (state.actors, state.memory, state.last_action),
+            each[None],
+            config.num_steps,
         )
+        actors, memory, last_action = carried
         sequence = jax.tree.map(
-            lambda old, new: jnp.concatenate([old, new]), before.history, rows
+            lambda old, new: jnp.concatenate([old, new]), state.history, rows
         )
         params, opt_state, learned = learn(
-            before, hparams, sequence, before.history_memory, shuffle_key
+            state, hparams, sequence, state.history_memory, shuffle_key
         )
         metrics = Metrics(
             update=state.update,
@@ -232,14 +236,18 @@ def make(
             **learned,
         )
         keep = config.num_steps - config.memory_window
-        state = dataclasses.replace(
-            state,
+        if config.memory_window:
+            history_memory = jax.tree.map(lambda m: m[keep], memories)
+        else:
+            history_memory = memory
+        state = State(
             params=params,
             opt_state=opt_state,
+            actors=actors,
+            memory=memory,
+            last_action=last_action,
             history=_rows(rows, keep, config.num_steps),
-            history_memory=jax.tree.map(lambda m: m[keep], memories)
-            if config.memory_window
-            else state.memory,
+            history_memory=history_memory,
             key=key,
             update=state.update + 1,
         )

@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     first: Bool[Array, "T N"]
     slot: Int[Array, "T N"]  # where the final observation of a truncated step is
     extra: Any  # whatever `act` returned beside the action
-    next_obs: Array | None  # before any auto-reset, if asked for
+    next_obs: Any  # before any auto-reset, if asked for
 
 
 class Totals(NamedTuple):
