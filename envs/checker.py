@@ -88,7 +88,7 @@ def _same(a: Any, b: Any, what: str) -> None:
     for (path, x), y in zip(
         jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True
     ):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         if not np.array_equal(x, y, equal_nan=x.dtype.kind == "f"):
             raise ValueError(

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +80,8 @@ def make(
     """The environment registered under an id, and its default parameters.
 
     Args:
-      name: such as "MiniGrid-DoorKey-8x8-v0"; prefix and version may be left out.
+      name: such as "MiniGrid-DoorKey-8x8-v0"; prefix and version 0 may be left out,
+        and "Navix-" ids are understood (docs/envs.md has the table).
       obs: what the agent sees; a name in `envs.minigrid.observation.OBSERVATIONS`.
       view_size: side of the partial view, odd.
       tile_size: pixels per cell of the picture observations.
@@ -228,10 +230,24 @@ def _by_id() -> dict[str, tuple[family.Family, Any]]:
 
 def _resolve(name: str) -> str:
     known = registered()
-    for candidate in (name, f"MiniGrid-{name}", f"{name}-v0", f"MiniGrid-{name}-v0"):
-        if candidate in known:
-            return candidate
+    bare = _from_navix(name) if name.startswith("Navix-") else name
+    for full in (bare, f"MiniGrid-{bare}", f"{bare}-v0", f"MiniGrid-{bare}-v0"):
+        if full in known:
+            return full
     raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
+
+
+def _from_navix(name: str) -> str:
+    """The id without prefix whose levels are those of a navix id.
+
+    navix orders some names otherwise, and gives version 0 to levels that are
+    MiniGrid's version 1.
+    """
+    bare = name.removeprefix("Navix-")
+    bare = re.sub(r"^(Dynamic-Obstacles)-(\d+x\d+)-Random", r"\1-Random-\2", bare)
+    bare = bare.replace("DoorKey-Random-", "DoorKey-")
+    renewed = r"^(MultiRoom-N4-S5|ObstructedMaze-(?:2Dlhb|1Q|2Q|Full))-v0$"
+    return re.sub(renewed, r"\1-v1", bare)
 
 
 def _suggest(name: str, known) -> str:

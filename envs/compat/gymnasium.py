@@ -40,7 +40,7 @@ class JaxEnv(gymnasium.Env):
         self.observation_space = _converted(self.env.observation_space())
         self.action_space = gymnasium.spaces.Discrete(self.env.num_actions)
         self._reset, self._step = jax.jit(self.env.reset), jax.jit(self.env.step)
-        self._state = None
+        self._state: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
@@ -106,7 +106,7 @@ class JaxVectorEnv(gymnasium.vector.VectorEnv):
             return key, step(keys, state, actions, params)
 
         self._step = split_and_step
-        self._state = None
+        self._state: Any = None
 
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict | None = None

@@ -46,11 +46,11 @@ class GymnaxMiniGrid(environment.Environment):
     def num_actions(self) -> int:
         return self.env.num_actions
 
-    def step(self, key, state, action, params=None):
+    def step(self, key, state, action: Any, params=None):
         """Our own step: with a pool it neither generates levels nor uses the key."""
         return self.env.step(key, state, action, params or self.default_params)
 
-    def step_env(self, key, state, action, params):
+    def step_env(self, key, state, action: Any, params):
         return self.env.step_env(key, state, action, params)
 
     def reset_env(self, key, params) -> tuple[Any, State]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -61,7 +61,7 @@ def position(x, y) -> Int[Array, "2"]:
     return jnp.stack([jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)])
 
 
-def below(random: UInt32[Array, ""], limit) -> Int[Array, ""]:
+def below(random: UInt32[Array, "*shape"], limit) -> Int[Array, "*shape"]:
     """floor(random * limit / 2^32): an index from 32 random bits, limit <= 2^16.
 
     The high half of a 64-bit product, from 16-bit halves since x64 may be off. The
