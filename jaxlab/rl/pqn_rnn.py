@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from jaxlab.rl import environment, exploration, returns, rollout
 from jaxlab.rl import optimiser as optimisers
 from jaxlab.rl.algorithm import Algorithm
-from jaxlab.rl.networks.recurrent import RecurrentNetwork
+from jaxlab.rl.networks.recurrence import RecurrentNetwork
 from jaxlab.rl.pqn import HParams, Metrics
 
 

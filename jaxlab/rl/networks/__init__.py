@@ -6,7 +6,7 @@ from jaxlab.rl.networks.functional import Network, from_linen, from_nnx
 from jaxlab.rl.networks.hadamax import Hadamax, HadamaxConfig
 from jaxlab.rl.networks.layers import Conv, Dense, Head, LayerNorm, convolve, pool
 from jaxlab.rl.networks.mlp import MLP
-from jaxlab.rl.networks.recurrent import RecurrentNetwork, recurrent
+from jaxlab.rl.networks.recurrence import RecurrentNetwork, recurrent
 
 __all__ = [
     "MLP",
