@@ -189,7 +189,7 @@ def make(
         params, opt_state, learned = learn(state, hparams, batch, shuffle_key)
         metrics = Metrics(
             update=state.update,
-            learning_rate=learning_rate(hparams, state.update * gradient_steps),
+            learning_rate=learning_rate(hparams, state.update, 0),
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -200,7 +200,6 @@ def make(
         size = config.steps_per_update
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
         order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
-        first = state.update * gradient_steps
 
         def descend(carry, x):
             params, opt_state = carry
@@ -213,7 +212,7 @@ def make(
                 grads,
                 opt_state,
                 params,
-                learning_rate(hparams, first + count),
+                learning_rate(hparams, state.update, count),
                 hparams.max_grad_norm,
             )
             return (params, opt_state), (parts, info)
@@ -264,11 +263,17 @@ def make(
         chosen = jax.nn.one_hot(action, env.num_actions, dtype=logits.dtype)
         return (jax.nn.log_softmax(logits) * chosen).sum(axis=-1)
 
-    def learning_rate(hparams, count):
+    def learning_rate(hparams, update, count):
         if not config.anneal_learning_rate:
             return jnp.asarray(hparams.learning_rate, jnp.float32)
-        horizon = config.num_updates * gradient_steps
-        return exploration.linear(hparams.learning_rate, 0.0, count, horizon)
+        return optimisers.annealed(
+            hparams.learning_rate,
+            0.0,
+            update,
+            count,
+            config.num_updates,
+            gradient_steps,
+        )
 
     def policy(params, obs, key, epsilon=0.0):
         """Most probable action, or uniform with probability epsilon."""

@@ -193,7 +193,7 @@ def make(
             update=state.update,
             q_mean=collected.steps.extra.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rate(hparams, state.update * gradient_steps),
+            learning_rate=learning_rate(hparams, state.update, 0),
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -222,7 +222,6 @@ def make(
         size = config.steps_per_update
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
         order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
-        first = state.update * gradient_steps
 
         def descend(carry, x):
             params, opt_state = carry
@@ -233,7 +232,7 @@ def make(
                 grads,
                 opt_state,
                 params,
-                learning_rate(hparams, first + count),
+                learning_rate(hparams, state.update, count),
                 hparams.max_grad_norm,
             )
             return (params, opt_state), (loss, info)
@@ -256,11 +255,17 @@ def make(
         chosen = jax.nn.one_hot(batch.action, env.num_actions, dtype=q.dtype)
         return 0.5 * jnp.square((q * chosen).sum(-1) - batch.target).mean()
 
-    def learning_rate(hparams, count):
+    def learning_rate(hparams, update, count):
         if not config.anneal_learning_rate:
             return jnp.float32(hparams.learning_rate)
-        horizon = config.schedule_updates * gradient_steps
-        return exploration.linear(hparams.learning_rate, 1e-20, count, horizon)
+        return optimisers.annealed(
+            hparams.learning_rate,
+            1e-20,
+            update,
+            count,
+            config.schedule_updates,
+            gradient_steps,
+        )
 
     def policy(params, obs, key, epsilon=0.0):
         return exploration.epsilon_greedy(key, network.apply(params, obs), epsilon)

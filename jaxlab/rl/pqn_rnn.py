@@ -230,7 +230,7 @@ def make(
             update=state.update,
             q_mean=values.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rate(hparams, state.update * gradient_steps),
+            learning_rate=learning_rate(hparams, state.update, 0),
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -257,7 +257,6 @@ def make(
         order = rollout.shuffle(
             key, config.num_envs, config.num_epochs, config.num_minibatches
         )
-        first = state.update * gradient_steps
 
         def descend(carry, x):
             params, opt_state = carry
@@ -269,7 +268,7 @@ def make(
                 grads,
                 opt_state,
                 params,
-                learning_rate(hparams, first + count),
+                learning_rate(hparams, state.update, count),
                 hparams.max_grad_norm,
             )
             return (params, opt_state), (loss, info)
@@ -331,11 +330,17 @@ def make(
             hparams.lambda_,
         )
 
-    def learning_rate(hparams, count):
+    def learning_rate(hparams, update, count):
         if not config.anneal_learning_rate:
             return jnp.asarray(hparams.learning_rate, jnp.float32)
-        horizon = config.num_updates * gradient_steps
-        return exploration.linear(hparams.learning_rate, 1e-20, count, horizon)
+        return optimisers.annealed(
+            hparams.learning_rate,
+            1e-20,
+            update,
+            count,
+            config.num_updates,
+            gradient_steps,
+        )
 
     def policy(params, memory, obs, first, last_action, key, epsilon=0.0):
         q, memory = one_step(params, obs, memory, first, last_action)
