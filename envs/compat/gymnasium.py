@@ -46,7 +46,7 @@ class JaxEnv(gymnasium.Env):
         super().reset(seed=seed)
         self._key = jax.random.key(int(self.np_random.integers(2**31)))
         obs, self._state = self._reset(self._key, self.params)
-        return _host(obs), {"mission": self.env.mission_text(self._state)}
+        return _single(obs), {"mission": self.env.mission_text(self._state)}
 
     def step(self, action):
         if self._state is None:
@@ -56,7 +56,7 @@ class JaxEnv(gymnasium.Env):
             key, self._state, jnp.int32(action), self.params
         )
         info = {"mission": self.env.mission_text(self._state)}
-        return _host(obs), float(reward), bool(terminated), bool(truncated), info
+        return _single(obs), float(reward), bool(terminated), bool(truncated), info
 
     def render(self):
         if self.render_mode is None:
@@ -177,3 +177,14 @@ def _converted(space: Any) -> gymnasium.Space:
 
 def _host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
+
+
+def _single(tree: Any) -> Any:
+    """As `_host`; gymnasium wants the element of a Discrete space as an int64."""
+
+    def convert(leaf):
+        array = np.asarray(leaf)
+        scalar = array.ndim == 0 and np.issubdtype(array.dtype, np.integer)
+        return np.int64(array) if scalar else array
+
+    return jax.tree.map(convert, tree)

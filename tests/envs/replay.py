@@ -102,7 +102,7 @@ def with_plan(env):
 
 def plan(trace, states):
     """Start states that know where the balls of their episode will go."""
-    longest = 200
+    longest = len(trace["step_action"])
     moves = np.zeros(
         (len(trace["ep_start"]), longest, *states.task.obstacles.shape[1:])
     )
