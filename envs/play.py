@@ -73,8 +73,8 @@ def random_gif(
 
 def _play(env: MiniGrid, params: Params, seed: int) -> None:
     key, reset_key = jax.random.split(jax.random.key(seed))
-    step = jax.jit(env.step)
-    _, state = jax.jit(env.reset)(reset_key, params)
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    _, state = reset(reset_key, params)
     total, ending = 0.0, ""
     while True:
         held = int(state.carrying)
@@ -88,7 +88,7 @@ def _play(env: MiniGrid, params: Params, seed: int) -> None:
             return
         key, step_key, reset_key = jax.random.split(key, 3)
         if pressed == "r" or ending:
-            _, state = env.reset(reset_key, params)
+            _, state = reset(reset_key, params)
             total, ending = 0.0, ""
         elif pressed in _KEYS and _KEYS[pressed] < env.num_actions:
             action = jnp.int32(_KEYS[pressed])

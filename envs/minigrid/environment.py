@@ -180,7 +180,7 @@ class MiniGrid:
         lens = self.lens
         if tile_size is not None:
             lens = dataclasses.replace(lens, tile_size=tile_size)
-        return np.asarray(rgb_full(state, lens))
+        return np.asarray(_picture(state, lens))
 
     def set_state(
         self, grid, agent, carrying=None, box_contents=(), task=None
@@ -257,6 +257,9 @@ def _generate(family: Family, config: Config, key) -> State:
         stream=jnp.uint32(0),
         ended=jnp.asarray(False),
     )
+
+
+_picture = jax.jit(rgb_full, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
