@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxlab.io.metrics import Metrics, export_csv, read_metrics
     from jaxlab.io.progress import Progress
     from jaxlab.io.session import RunError, Session, Stopped
-    from jaxlab.io.weights import load_weights, save_weights
+    from jaxlab.io.weights import load_weights, read_about, save_weights
 
 __all__ = [
     "CheckpointError",
