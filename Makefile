@@ -14,10 +14,10 @@ test: setup  ## lint, types, tests, documentation examples
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright
-	$(RUN) -m pytest -n 2 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-fast: setup  ## pytest alone
-	$(RUN) -m pytest -n 2 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: setup  ## the long sweeps and learning runs left out of `make test`
 	$(RUN) -m pytest -m slow $(ARGS)
