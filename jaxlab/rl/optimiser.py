@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, ScalarLike
+
+from jaxlab.rl import exploration
 
 
 class Info(NamedTuple):
@@ -124,6 +126,29 @@ def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-5) -> Optimiser:
 def first_bad_leaf(info: Info) -> Int[Array, ""]:
     """`bad_leaf` of the first of many steps (`info` with a leading axis) with one."""
     return info.bad_leaf[jnp.argmax(info.bad_leaf >= 0)]
+
+
+def annealed(
+    start: ScalarLike,
+    finish: float,
+    update: Int[Array, ""],
+    count: Int[Array, ""] | int,
+    num_updates: int,
+    gradient_steps: int,
+) -> Float[Array, ""]:
+    """A rate that falls linearly over `num_updates * gradient_steps` gradient steps.
+
+    Args:
+      start: rate of the first gradient step.
+      finish: rate from the end of the ramp on.
+      update: updates done before this one.
+      count: gradient steps done within it.
+      num_updates: length of the ramp, in updates.
+      gradient_steps: of one update.
+    """
+    # Saturates first: a product of counters that never stops growing would wrap.
+    done = jnp.minimum(update, num_updates) * gradient_steps + count
+    return exploration.linear(start, finish, done, num_updates * gradient_steps)
 
 
 def _measure(grads, max_norm):
