@@ -11,6 +11,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Int
 
 # Keys never reach this position; a row with this bound sees every key.
@@ -197,3 +198,29 @@ def cut_sinks(sinks: Float[Array, "N"], sizes: Sizes) -> Float[Array, "B L M"]:
         x, (sizes.batch, sizes.list_heads, sizes.stacked, sizes.block_q)
     )
     return x.reshape(sizes.batch, sizes.list_heads, -1)
+
+
+def batched(function):
+    """Let `vmap` fold its axis into the batch of `function(Operands, ...)`.
+
+    A batched loop would run until its slowest member ends and copy every carried array
+    on the way; one more batch element costs nothing of the kind.
+    """
+    function = custom_vmap(function)
+
+    @function.def_vmap
+    def rule(size, flags, *args):
+        batch = args[0].q.shape[1 if flags[0].q else 0]
+
+        def fold(x, flag):
+            x = x if flag else x[None]
+            # Lists may be shared by the batch; vmapped ones no longer are.
+            x = jnp.broadcast_to(x, (size, batch, *x.shape[2:]))
+            return x.reshape(size * batch, *x.shape[2:])
+
+        args = jax.tree.map(fold, args, flags)
+        out = function(*args)
+        out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return function

@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
 
 from kernels_pallas.dispatch import Plan
-from kernels_pallas.tiles import Lists, Operands, Rows
+from kernels_pallas.tiles import Lists, Operands, Rows, batched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +67,11 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _forward(config, *args):
-    return _batched(functools.partial(_run, "forward", config))(*args)
+    return batched(functools.partial(_run, "forward", config))(*args)
 
 
 def _backward(config, *args):
-    return _batched(functools.partial(_run, "backward", config))(*args)
+    return batched(functools.partial(_run, "backward", config))(*args)
 
 
 def _run(direction, config, *args):
@@ -82,29 +81,3 @@ def _run(direction, config, *args):
 
     names = {config.plan.default, *(name for _, name in config.plan.by_platform)}
     return config.plan.run({name: load(name) for name in names}, *args)
-
-
-def _batched(function):
-    """Let `vmap` fold its axis into the batch instead of batching the loops.
-
-    A vmapped loop would run until its slowest member ends and copy every carried array
-    on the way; one more batch element costs nothing of the kind.
-    """
-    function = custom_vmap(function)
-
-    @function.def_vmap
-    def rule(size, batched, *args):
-        batch = args[0].q.shape[1 if batched[0].q else 0]
-
-        def fold(x, flag):
-            x = x if flag else x[None]
-            # Lists may be shared by the batch; vmapped ones no longer are.
-            x = jnp.broadcast_to(x, (size, batch, *x.shape[2:]))
-            return x.reshape(size * batch, *x.shape[2:])
-
-        args = jax.tree.map(fold, args, batched)
-        out = function(*args)
-        out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), out)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return function

@@ -3,10 +3,10 @@
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import checks, tiles
-from kernels_pallas.block_sparse import run
+from kernels_pallas.block_sparse import obstacles as _same_kernels
+from kernels_pallas.block_sparse import reference, run
 from kernels_pallas.block_sparse.core import Config
 from kernels_pallas.dispatch import Implementation, choose
-from kernels_pallas.flash import reference
 from kernels_pallas.lists import block_lists
 
 __all__ = ["flash_attention", "streaming_attention"]
@@ -154,10 +154,8 @@ def streaming_attention(
 
 def obstacles(q, k, v, *, block_q=None, block_k=None, **_) -> dict[str, str | None]:
     """Why each implementation cannot take such a call; `None` where it can."""
-    from kernels_pallas.block_sparse import obstacles as same_kernels
-
     block_q, block_k = _blocks(q, k, block_q, block_k)
-    return same_kernels(q, k, v, block_q=block_q, block_k=block_k)
+    return _same_kernels(q, k, v, block_q=block_q, block_k=block_k)
 
 
 def _blocks(q, k, block_q, block_k):
