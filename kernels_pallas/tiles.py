@@ -18,6 +18,11 @@ from jaxtyping import Array, Bool, Float, Int
 EVERYTHING = 2**30
 
 
+def accumulator(dtype) -> jnp.dtype:
+    """Sums and softmaxes are float32, or float64 for float64 inputs."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Operands:

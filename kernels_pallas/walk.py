@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.tiles import EVERYTHING, Lists, Operands, Rows
+from kernels_pallas.tiles import EVERYTHING, Lists, Operands, Rows, accumulator
 
 # Tiny key blocks are fetched together, so that one step is worth its overhead.
 _KEYS_PER_STEP = 64
@@ -33,7 +33,7 @@ class Walk:
         self.scale, self.cap = scale, logit_cap
         self.heads, self.tiles_per_head = operands.q.shape[1:3]
         self.kv_heads, _, self.block_k = operands.k.shape[1:4]
-        self.dtype = jnp.promote_types(operands.q.dtype, jnp.float32)
+        self.dtype = accumulator(operands.q.dtype)
         full = operands.q.dtype == self.dtype
         self.precision = lax.Precision.HIGHEST if full else None
         slots = lists.indices.shape[-1]
@@ -66,7 +66,7 @@ class Walk:
         """Add the step's `[group * bk, H]` tile into the blocks it belongs to."""
         parts = tile.reshape(self.group, 1, 1, 1, self.block_k, -1)
         for j, part in zip(self.blocks(at, s), parts, strict=True):
-            start = (at[0], self._kv_head(at), j, 0, 0)
+            start = _start(at[0], self._kv_head(at), j, 0, 0)
             old = lax.dynamic_slice(total, start, part.shape)
             total = lax.dynamic_update_slice(total, old + part, start)
         return total
@@ -130,5 +130,10 @@ class Walk:
 def at_index(x, *index):
     """`x[index]` for traced integers, as one slice."""
     rest = x.shape[len(index) :]
-    start = (*index, *(0 for _ in rest))
+    start = _start(*index, *(0 for _ in rest))
     return lax.dynamic_slice(x, start, (1,) * len(index) + rest).reshape(rest)
+
+
+def _start(*index):
+    # Constants would be int64 under x64, and a slice wants one type for all.
+    return [jnp.asarray(i, jnp.int32) for i in index]

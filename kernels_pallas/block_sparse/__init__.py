@@ -162,11 +162,13 @@ def run(q, k, v, sizes, rows, lists, config, kv_len, sinks, return_lse):
 
 def obstacles(q, k, v, *, block_q, block_k, **_) -> dict[str, str | None]:
     """Why each implementation cannot take such a call; `None` where it can."""
+    from kernels_pallas.block_sparse import mosaic_tpu  # imports Pallas, which is slow
+
     return {
         "reference": None,
         "xla": None,
-        "mosaic_tpu": "no TPU kernel yet",
-        "mosaic_gpu": "no GPU kernel yet",
+        "mosaic_tpu": mosaic_tpu.obstacle(q, k, v, block_q=block_q, block_k=block_k),
+        "mosaic_gpu": "block-sparse attention has no GPU kernel; XLA serves",
     }
 
 

@@ -4,6 +4,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.tiles import accumulator
+
 
 def visible(
     q: Float[Array, "B T N H"],
@@ -20,11 +22,12 @@ def visible(
 ) -> Bool[Array, "B T S"]:
     """Which keys each row sees."""
     batch, rows, keys = q.shape[0], q.shape[1], k.shape[1]
-    s = jnp.arange(keys)[None, None]
+    s = jnp.arange(keys, dtype=jnp.int32)[None, None]
     seen = jnp.ones((batch, rows, keys), bool)
     if positions is None and causal:
         offset = keys - rows if q_offset is None else q_offset
-        positions = jnp.broadcast_to((jnp.arange(rows) + offset)[None], (batch, rows))
+        positions = (jnp.arange(rows, dtype=jnp.int32) + offset)[None]
+        positions = jnp.broadcast_to(positions, (batch, rows))
     if positions is not None:
         t = positions[..., None]
         seen &= s <= t
@@ -51,7 +54,7 @@ def attention(
     batch, rows, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]
     group = heads // kv_heads
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = accumulator(q.dtype)
     seen = jnp.broadcast_to(
         jnp.repeat(seen, heads // seen.shape[1], axis=1), (batch, heads, rows, keys)
     )

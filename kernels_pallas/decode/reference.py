@@ -18,7 +18,7 @@ def decode(q, k, v, page_table, indices, counts, kv_len, *, scale, block_k):
     if page_table is not None:
         k, v = contiguous(k, page_table), contiguous(v, page_table)
     keys = k.shape[1]
-    s = jnp.arange(keys)[None]
+    s = jnp.arange(keys, dtype=jnp.int32)[None]
     seen = (s < kv_len[:, None])[:, None]
     if indices is not None:
         blocks = block_mask(indices, counts, -(-keys // block_k))

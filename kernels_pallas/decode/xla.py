@@ -6,6 +6,8 @@ Shapes: `n` keys of one step, the same number for every KV head.
 import jax.numpy as jnp
 from jax import lax
 
+from kernels_pallas.tiles import accumulator
+
 _LOG2E = 1.4426950408889634
 _KEYS_PER_STEP = 128
 
@@ -86,7 +88,7 @@ class _Walk:
         self.keys = (
             k.shape[1] if page_table is None else page_table.shape[1] * self.block
         )
-        self.dtype = jnp.promote_types(q.dtype, jnp.float32)
+        self.dtype = accumulator(q.dtype)
         self.precision = lax.Precision.HIGHEST if q.dtype == self.dtype else None
         if indices is not None:
             blocks = indices.shape[-1]

@@ -94,14 +94,7 @@ def hsa_attention(
         weights=_cut(weights, sizes, 0),
         indices=_cut(indices.astype(jnp.int32), sizes, -1),
     )
-    union = jnp.zeros((batch, kv_heads, sizes.query_blocks, sizes.key_blocks), bool)
-    at = jnp.meshgrid(*(jnp.arange(n) for n in union.shape[:3]), indexing="ij")
-    chosen = selection.indices.reshape(*union.shape[:3], -1)
-    chosen = jnp.where(chosen < 0, sizes.key_blocks, chosen)
-    at = [jnp.broadcast_to(x[..., None], chosen.shape) for x in at]
-    union = union.at[(*at, chosen)].set(True, mode="drop")
-    union_indices, counts, _, _ = block_lists(union)
-    lists = tiles.Lists(union_indices, counts)
+    lists = _union(selection.indices, sizes.key_blocks)
     o = _attend(_Config(scale, sm_n), operands, selection, lists)
     return tiles.join_queries(o, sizes)
 
@@ -141,7 +134,9 @@ def _union(chosen, chunks):
     chosen = chosen.reshape(*chosen.shape[:3], -1)
     # Padding goes out of range, where the scatter drops it.
     flat = jnp.where(chosen < 0, chunks, chosen).reshape(-1, chosen.shape[-1])
-    rows = jnp.broadcast_to(jnp.arange(flat.shape[0])[:, None], flat.shape)
+    rows = jnp.broadcast_to(
+        jnp.arange(flat.shape[0], dtype=jnp.int32)[:, None], flat.shape
+    )
     union = jnp.zeros((flat.shape[0], chunks), bool)
     union = union.at[rows, flat].set(True, mode="drop")
     indices, counts, _, _ = block_lists(union.reshape(*chosen.shape[:3], chunks))

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from kernels_pallas.tiles import accumulator
+
 
 def attention(q, mem_k, mem_v, weights, indices, *, chunk, scale, sm_n):
     batch, rows, heads, dim = q.shape
     kv_heads = mem_k.shape[2]
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = accumulator(q.dtype)
     high = lax.Precision.HIGHEST
 
     def chunks(x):

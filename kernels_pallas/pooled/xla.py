@@ -27,7 +27,7 @@ def pooled(operands, rows, lists, sizes, *, kind, scale, lse):
             def step(s, kept):
                 top, _ = _tile(walk, query, at, s)
                 (j,) = walk.blocks(at, s)
-                return lax.dynamic_update_slice(kept, top[None], (j, 0))
+                return lax.dynamic_update_index_in_dim(kept, top, j, 0)
 
             empty = walk.vary(jnp.full((nk, m), -jnp.inf, walk.dtype))
             maxima = lax.fori_loop(0, walk.steps(at), step, empty)
@@ -59,7 +59,8 @@ def _stored(walk, query, at, m, nk):
         new = jnp.maximum(top, here)
         shift = jnp.where(new == -jnp.inf, 0, new)
         total = total * jnp.exp(top - shift) + jnp.exp(x - shift[:, None]).sum(1)
-        return lax.dynamic_update_slice(kept, here[None], (j, 0)), new, total
+        kept = lax.dynamic_update_index_in_dim(kept, here, j, 0)
+        return kept, new, total
 
     start = (
         walk.vary(jnp.full((nk, m), -jnp.inf, walk.dtype)),
