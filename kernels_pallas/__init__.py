@@ -1,4 +1,4 @@
-"""Attention kernels whose cost follows the active blocks.
+"""The performance-critical operations: attention over active blocks, and small ones.
 
 Every operation is one public function: pure, differentiable, safe under `jit`, `vmap`,
 `jax.checkpoint` and `jax.shard_map`. `implementation=None` picks the best code for the
@@ -11,6 +11,7 @@ _HOMES = {
     "block_lists": "lists",
     "block_overflow": "lists",
     "block_sparse_attention": "block_sparse",
+    "causal_conv": "conv",
     "check_block_lists": "lists",
     "decode_attention": "decode",
     "explain": "dispatch",
@@ -18,6 +19,7 @@ _HOMES = {
     "hsa_attention": "hsa",
     "merge_states": "states",
     "pooled_attention_map": "pooled",
+    "statistical_top_k": "threshold",
     "streaming_attention": "flash",
 }
 

@@ -98,15 +98,6 @@ def _over_rows(kernel, config, operands, rows, lists, tiles, outputs, accumulato
     pad = [(0, 0)] * 3 + [(0, -slots % group)]
     indices = jnp.pad(lists.indices, pad, mode="edge")
 
-    def tile_spec(x):
-        lead = x.shape[:3]
-
-        def at(b, h, i):
-            where = zip((b, h, i), lead, strict=True)
-            return *(x if n > 1 else 0 for x, n in where), 0, 0
-
-        return pl.BlockSpec((None, None, None, *x.shape[3:]), at)
-
     ring = dict(k=k, v=v)
     if rows.kv_segments is not None:
         ring["segments"] = rows.kv_segments[:, None, ..., None]
@@ -125,11 +116,11 @@ def _over_rows(kernel, config, operands, rows, lists, tiles, outputs, accumulato
         body,
         grid=(batch, heads, blocks),
         in_specs=[
-            *(_in_smem(tile_spec(x)) for x in lists_in),
-            *(tile_spec(x) for x in tiles.values()),
+            *(_spec(x, pltpu.SMEM) for x in lists_in),
+            *(_spec(x) for x in tiles.values()),
             *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in ring),
         ],
-        out_specs=[tile_spec(x) for x in shapes.values()],
+        out_specs=[_spec(x) for x in shapes.values()],
         out_shape=list(shapes.values()),
         scratch_shapes=[
             pltpu.VMEM(accumulator, jnp.float32),
@@ -158,7 +149,7 @@ def _forward_kernel(r, *, config, **static):
     def step(s, slot, state):
         top, total = state
         key, value = _joined(r.k, slot), _joined(r.v, slot)
-        x = _scores(r, config, key) * _LOG2E
+        x = _scores(config, key, r.q[...]) * _LOG2E
         x = jnp.where(_seen(r, s, slot, **static), x, -jnp.inf)
         new = jnp.maximum(top, x.max(0, keepdims=True))
         shift = jnp.where(new == -jnp.inf, 0.0, new)
@@ -180,7 +171,8 @@ def _dq_kernel(r, *, config, **static):
     def step(s, slot, state):
         key, value = _joined(r.k, slot), _joined(r.v, slot)
         seen = _seen(r, s, slot, **static)
-        _, ds = _gradients(r, config, key, value, r.do[...], r.packed[...], seen)
+        query = r.q[...], r.do[...], r.packed[...]
+        _, ds = _gradients(config, (key, value), query, seen)
         r.acc[...] += _dot(key, ds.astype(key.dtype), (0, 0))
         return state
 
@@ -219,15 +211,6 @@ def _over_keys(config, operands, rows, lists, packed, do):
     indices = indices.reshape(*lead, -1).swapaxes(2, 3)
     counts = counts.reshape(lead).swapaxes(2, 3)[..., None]
 
-    def key_spec(x):
-        lead = x.shape[:3]
-
-        def at(b, h, j):
-            where = zip((b, h, j), lead, strict=True)
-            return *(x if n > 1 else 0 for x, n in where), 0, 0
-
-        return pl.BlockSpec((None, None, None, *x.shape[3:]), at)
-
     ring = dict(q=q, packed=packed, do=do)
     tiles = dict(k=k, v=v)
     if rows.kv_segments is not None:
@@ -242,11 +225,11 @@ def _over_keys(config, operands, rows, lists, packed, do):
         body,
         grid=(batch, kv_heads, nk),
         in_specs=[
-            *(_in_smem(key_spec(x)) for x in (indices, counts)),
-            *(key_spec(x) for x in tiles.values()),
+            *(_spec(x, pltpu.SMEM) for x in (indices, counts)),
+            *(_spec(x) for x in tiles.values()),
             *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in ring),
         ],
-        out_specs=[key_spec(k), key_spec(v)],
+        out_specs=[_spec(k), _spec(v)],
         out_shape=[_output(x.shape, x.dtype, operands) for x in (k, v)],
         scratch_shapes=[
             pltpu.VMEM(k.shape[3:], jnp.float32),
@@ -282,12 +265,12 @@ def _dkv_kernel(r, *, config, rows, ring, group, own):
                 )
 
         def step(s, slot, state):
-            query, cotangent, packed = r.q[slot], r.do[slot], r.packed[slot]
+            query, do, packed = r.q[slot], r.do[slot], r.packed[slot]
             segments = r.segments[...] if hasattr(r, "segments") else None
             seen = _visible(position, packed, rows, segments)
-            one = types.SimpleNamespace(q=query)
-            p, ds = _gradients(one, config, r.k[...], r.v[...], cotangent, packed, seen)
-            r.dv_acc[...] += _dot(p.astype(cotangent.dtype), cotangent, (1, 0))
+            key = r.k[...], r.v[...]
+            p, ds = _gradients(config, key, (query, do, packed), seen)
+            r.dv_acc[...] += _dot(p.astype(do.dtype), do, (1, 0))
             r.dk_acc[...] += _dot(ds.astype(query.dtype), query, (1, 0))
             return state
 
@@ -321,21 +304,19 @@ def _pipelined(steps, copies, step, state):
     return lax.fori_loop(0, steps, body, state)
 
 
-def _scores(r, config, key):
+def _scores(config, key, query):
     """Capped logits in natural units, `[keys, M]`."""
-    x = _dot(key, r.q[...], (1, 1)) * config.scale
-    return (
-        x
-        if config.logit_cap is None
-        else config.logit_cap * jnp.tanh(x / config.logit_cap)
-    )
+    x = _dot(key, query, (1, 1)) * config.scale
+    cap = config.logit_cap
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def _gradients(r, config, key, value, do, packed, seen):
-    """`P^T` and `dS^T` of one step."""
-    lse = pltpu.bitcast(packed, jnp.float32)[_LSE : _LSE + 1]
-    delta = pltpu.bitcast(packed, jnp.float32)[_DELTA : _DELTA + 1]
-    x = _scores(r, config, key)
+def _gradients(config, keys, queries, seen):
+    """`P^T` and `dS^T` of one step, from (k, v) and (q, do, packed rows)."""
+    (key, value), (query, do, packed) = keys, queries
+    bits = pltpu.bitcast(packed, jnp.float32)
+    lse, delta = bits[_LSE : _LSE + 1], bits[_DELTA : _DELTA + 1]
+    x = _scores(config, key, query)
     p = jnp.where(seen, jnp.exp2((x - lse) * _LOG2E), 0.0)
     ds = p * (_dot(value, do, (1, 1)) - delta)
     if config.logit_cap is not None:
@@ -404,8 +385,16 @@ def _named(kernel, names, *refs, **static):
     return kernel(refs, **static)
 
 
-def _in_smem(spec):
-    return pl.BlockSpec(spec.block_shape, spec.index_map, memory_space=pltpu.SMEM)
+def _spec(x, memory_space=None):
+    """One program's trailing two axes of `x`; leading axes of 1 are shared."""
+    lead = x.shape[:3]
+
+    def at(*program):
+        where = zip(program, lead, strict=True)
+        return *(i if n > 1 else 0 for i, n in where), 0, 0
+
+    block = (None, None, None, *x.shape[3:])
+    return pl.BlockSpec(block, at, memory_space=memory_space)
 
 
 def _output(shape, dtype, operands):
