@@ -120,6 +120,7 @@ def report(chip: str, op: str, case: Case, gradient: bool) -> tuple[bool, str]:
         first = str(error).strip().splitlines() or [type(error).__name__]
         return False, f"{title}: {first[0][:300]}"
     memory = compiled.memory_analysis()
+    assert memory is not None
     line = f"{title}: ok, temporaries {memory.temp_size_in_bytes / 2**20:.1f} MiB"
     if op == "block_sparse_attention":
         flops, moved = count(case, gradient)

@@ -34,6 +34,11 @@ def check_qkv(op: str, q, k, v) -> None:
     check_groups(op, q.shape[2], k.shape[2])
 
 
+def scale_of(scale: float | None, head_dim: int) -> float:
+    """The caller's factor of the logits, or `head_dim ** -0.5`."""
+    return float(scale) if scale is not None else float(head_dim) ** -0.5
+
+
 def check_groups(op: str, heads: int, kv_heads: int) -> None:
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(

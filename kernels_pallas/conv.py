@@ -108,8 +108,10 @@ def _by_shifts(padded, w, segment_ids):
     y = jnp.zeros((padded.shape[0], length, padded.shape[2]), padded.dtype)
     for j in range(taps):
         term = w[None, None, j] * padded[:, j : j + length]
-        same = _same_segment(segment_ids, taps - 1 - j)
-        y = y + (term if same is None else jnp.where(same[..., None], term, 0))
+        if segment_ids is not None:
+            same = _same_segment(segment_ids, taps - 1 - j)
+            term = jnp.where(same[..., None], term, 0)
+        y = y + term
     return y
 
 
@@ -127,8 +129,6 @@ def _by_convolution(padded, w, segment_ids):
 
 def _same_segment(segment_ids, back):
     """True where the token `back` steps earlier belongs to the same segment."""
-    if segment_ids is None:
-        return None
     length = segment_ids.shape[1]
     earlier = jnp.pad(segment_ids, ((0, 0), (back, 0)))[:, :length]
     inside = jnp.arange(length, dtype=jnp.int32)[None] >= back

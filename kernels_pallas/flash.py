@@ -1,5 +1,7 @@
 """Dense attention, and attention to a sliding window with the first tokens kept."""
 
+from typing import Any
+
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import checks, tiles
@@ -7,7 +9,7 @@ from kernels_pallas.block_sparse import obstacles as _same_kernels
 from kernels_pallas.block_sparse import reference, run
 from kernels_pallas.block_sparse.core import Config
 from kernels_pallas.dispatch import Implementation, choose
-from kernels_pallas.lists import block_lists
+from kernels_pallas.lists import row_lists
 
 __all__ = ["flash_attention", "streaming_attention"]
 
@@ -81,14 +83,14 @@ def flash_attention(
     batch, rows, heads, dim = q.shape
     keys, kv_heads = k.shape[1:3]
     block_q, block_k = _blocks(q, k, block_q, block_k)
-    scale = dim**-0.5 if scale is None else float(scale)
+    scale = checks.scale_of(scale, dim)
     plan = choose(
         _OP,
         implementation,
         obstacles(q, k, v, block_q=block_q, block_k=block_k),
         q.dtype,
     )
-    visibility = dict(
+    visibility: dict[str, Any] = dict(
         causal=causal, q_offset=q_offset, positions=positions, window=window
     )
     if plan.default == "reference":
@@ -106,7 +108,7 @@ def flash_attention(
     row_rules = tiles.make_rows(
         sizes, upper, lower, sink_tokens, q_segment_ids, kv_segment_ids
     )
-    indices, counts, _, _ = block_lists(tiles.reachable(row_rules, sizes)[:, None])
+    indices, counts = row_lists(tiles.reachable(row_rules, sizes)[:, None])
     return run(
         q, k, v, sizes, row_rules, tiles.Lists(indices, counts),
         Config(scale, logit_cap, plan, interpret), kv_len, sinks, return_lse,

@@ -50,9 +50,24 @@ def block_lists(
         )
     if width < nk:
         mask = _limited(mask, width, scores)
-    indices, counts = _rows(mask, width)
-    indices_t, counts_t = _rows(jnp.swapaxes(mask, -1, -2), mask.shape[-2])
+    indices, counts = row_lists(mask, width)
+    indices_t, counts_t = row_lists(jnp.swapaxes(mask, -1, -2), mask.shape[-2])
     return indices, counts, indices_t, counts_t
+
+
+def row_lists(
+    mask: Bool[Array, "*lead nq nk"], width: int | None = None
+) -> tuple[Int[Array, "*lead nq S"], Int[Array, "*lead nq"]]:
+    """The first half of `block_lists`, for masks that fit in `width`."""
+    width = mask.shape[-1] if width is None else width
+    columns = lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
+    nk = mask.shape[-1]
+    ordered = jnp.sort(jnp.where(mask, columns, nk), axis=-1)[..., :width]
+    if width > nk:
+        pad = [(0, 0)] * (mask.ndim - 1) + [(0, width - nk)]
+        ordered = jnp.pad(ordered, pad, constant_values=nk)
+    counts = mask.sum(-1, dtype=jnp.int32)
+    return repeat_last(ordered, counts), counts
 
 
 def block_overflow(
@@ -67,7 +82,7 @@ def column_lists(
 ) -> tuple[Int[Array, "*lead nk nq"], Int[Array, "*lead nk"]]:
     """Column lists of given row lists, `key_blocks` columns wide."""
     mask = block_mask(indices, counts, key_blocks)
-    return _rows(jnp.swapaxes(mask, -1, -2), mask.shape[-2])
+    return row_lists(jnp.swapaxes(mask, -1, -2), mask.shape[-2])
 
 
 def block_mask(
@@ -128,17 +143,6 @@ def check_block_lists(
         jnp.all(ordered[..., 1:] != ordered[..., :-1]),
         "a block index appears twice in one list; its keys would count twice",
     )
-
-
-def _rows(mask, width):
-    columns = lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
-    nk = mask.shape[-1]
-    ordered = jnp.sort(jnp.where(mask, columns, nk), axis=-1)[..., :width]
-    if width > nk:
-        pad = [(0, 0)] * (mask.ndim - 1) + [(0, width - nk)]
-        ordered = jnp.pad(ordered, pad, constant_values=nk)
-    counts = mask.sum(-1, dtype=jnp.int32)
-    return repeat_last(ordered, counts), counts
 
 
 def _limited(mask, width, scores):

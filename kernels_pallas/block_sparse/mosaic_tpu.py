@@ -365,7 +365,7 @@ def _pack(rows, lse=None, delta=None):
     """Everything a query row carries, as `[B, (L,) nq, 8, M]` integers."""
     empty = jnp.zeros_like(rows.upper)
     columns = {_UPPER: rows.upper, _LOWER: rows.lower, _SEGMENT: rows.q_segments}
-    if lse is not None:
+    if lse is not None and delta is not None:
         # Bounds are the same for all heads, log-sum-exp and delta are not.
         columns = {
             n: None if x is None else jnp.broadcast_to(x[:, None], lse.shape)
@@ -400,4 +400,6 @@ def _spec(x, memory_space=None):
 def _output(shape, dtype, operands):
     """`shard_map` wants to know over which axes an output differs."""
     axes = frozenset(getattr(jax.typeof(operands.q), "vma", ()))
-    return jax.ShapeDtypeStruct(shape, dtype, **(dict(vma=axes) if axes else {}))
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, vma=axes)

@@ -1,7 +1,6 @@
 """Attention of one new token per sequence to its KV cache."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +70,7 @@ def decode_attention(
     )
     batch, heads, dim = q.shape
     kv_heads = k.shape[0 if page_table is not None else 2]
-    scale = dim**-0.5 if scale is None else float(scale)
+    scale = checks.scale_of(scale, dim)
     plan = choose(_OP, implementation, obstacles(q, k, v), q.dtype)
     limit = k.shape[1] if page_table is None else page_table.shape[1] * block_k
     kv_len = jnp.clip(kv_len.astype(jnp.int32), 0, limit)
@@ -109,9 +108,11 @@ class _Config:
     block_k: int
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(config, q, k, v, *lists):
+def _define(config, q, k, v, *lists) -> tuple[Array, Array]:
     return xla.forward(config, q, k, v, *lists)
+
+
+_attend = jax.custom_vjp(_define, nondiff_argnums=(0,))
 
 
 def _attend_forward(config, *args):
@@ -124,7 +125,8 @@ def _attend_backward(config, residuals, cotangents):
     do, dlse = cotangents
     delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
     delta = jnp.where(lse > -jnp.inf, delta - dlse, 0)
-    return *xla.backward(config, *args, lse, do, delta), None, None, None, None
+    grads = xla.backward(config, *args, lse=lse, do=do, delta=delta)
+    return *grads, None, None, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

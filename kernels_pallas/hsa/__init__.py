@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from kernels_pallas import checks, tiles
 from kernels_pallas.dispatch import Implementation, choose
 from kernels_pallas.hsa import reference, xla
-from kernels_pallas.lists import block_lists
+from kernels_pallas.lists import row_lists
 
 __all__ = ["hsa_attention"]
 
@@ -74,7 +74,7 @@ def hsa_attention(
         )
     if sm_n < 0:
         raise ValueError(f"{_OP}: sm_n={sm_n} must not be negative")
-    scale = dim**-0.5 if scale is None else float(scale)
+    scale = checks.scale_of(scale, dim)
     plan = choose(
         _OP, implementation, obstacles(q, mem_k, mem_v, weights, indices), q.dtype
     )
@@ -139,14 +139,16 @@ def _union(chosen, chunks):
     )
     union = jnp.zeros((flat.shape[0], chunks), bool)
     union = union.at[rows, flat].set(True, mode="drop")
-    indices, counts, _, _ = block_lists(union.reshape(*chosen.shape[:3], chunks))
+    indices, counts = row_lists(union.reshape(*chosen.shape[:3], chunks))
     return tiles.Lists(indices, counts)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(config, operands, selection, lists):
+def _define(config, operands, selection, lists) -> Array:
     run = tiles.batched(functools.partial(xla.forward, config))
     return run(operands, selection, lists)
+
+
+_attend = jax.custom_vjp(_define, nondiff_argnums=(0,))
 
 
 def _attend_forward(config, *args):

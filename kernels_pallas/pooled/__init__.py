@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from kernels_pallas import checks, tiles
 from kernels_pallas.block_sparse.core import Config, attend
 from kernels_pallas.dispatch import Implementation, Plan, choose
-from kernels_pallas.lists import block_lists
+from kernels_pallas.lists import row_lists
 from kernels_pallas.pooled import reference, xla
 
 __all__ = ["pooled_attention_map"]
@@ -70,7 +70,7 @@ def pooled_attention_map(
     batch, rows, heads, dim = q.shape
     keys, kv_heads = k.shape[1:3]
     checks.check_shape(_OP, "lse", lse, (batch, heads, rows))
-    scale = dim**-0.5 if scale is None else float(scale)
+    scale = checks.scale_of(scale, dim)
     plan = choose(_OP, implementation, obstacles(q, k), q.dtype)
     q, k = lax.stop_gradient(q), lax.stop_gradient(k)
     lse = None if lse is None else lax.stop_gradient(lse)
@@ -102,7 +102,7 @@ def _tiled(q, k, sizes, kind, causal, scale, lse, mode):
         sizes, causal=causal, q_offset=None, positions=None, window=None, kv_len=None
     )
     rows = tiles.make_rows(sizes, upper, None, 0, None, None)
-    indices, counts, _, _ = block_lists(tiles.reachable(rows, sizes)[:, None])
+    indices, counts = row_lists(tiles.reachable(rows, sizes)[:, None])
     lists = tiles.Lists(indices, counts)
     key = tiles.cut_keys(k, sizes, None)
     operands = tiles.Operands(tiles.cut_queries(q, sizes), key, key[..., :0], None)
