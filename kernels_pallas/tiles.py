@@ -8,6 +8,7 @@ fetched key block serves them all.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,18 @@ EVERYTHING = 2**30
 def accumulator(dtype) -> jnp.dtype:
     """Sums and softmaxes are float32, or float64 for float64 inputs."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+def manual_axes(x) -> dict[str, Any]:
+    """How `x` differs between the devices of a `shard_map`, as an aval's argument.
+
+    Empty outside of one. JAX renamed `vma` to `manual_axis_type` in 0.11.
+    """
+    for name in ("manual_axis_type", "vma"):
+        value = getattr(jax.typeof(x), name, None)
+        if getattr(value, "varying", value):
+            return {name: value}
+    return {}
 
 
 @jax.tree_util.register_dataclass
@@ -215,9 +228,9 @@ def batched(function):
     A batched loop would run until its slowest member ends and copy every carried array
     on the way; one more batch element costs nothing of the kind.
     """
-    function = custom_vmap(function)
+    folded = custom_vmap(function)
 
-    @function.def_vmap
+    @folded.def_vmap
     def rule(size, flags, *args):
         batch = args[0].q.shape[1 if flags[0].q else 0]
 
@@ -228,8 +241,9 @@ def batched(function):
             return x.reshape(size * batch, *x.shape[2:])
 
         args = jax.tree.map(fold, args, flags)
-        out = function(*args)
+        out = folded(*args)
         out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)
 
-    return function
+    # Inside a `shard_map` the rule would lose track of what differs between devices.
+    return lambda *args: (function if manual_axes(args[0].q) else folded)(*args)

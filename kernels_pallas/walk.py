@@ -3,11 +3,17 @@
 Shapes are those of `kernels_pallas.tiles`.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.tiles import EVERYTHING, Lists, Operands, Rows, accumulator
+from kernels_pallas.tiles import (
+    EVERYTHING,
+    Lists,
+    Operands,
+    Rows,
+    accumulator,
+    manual_axes,
+)
 
 # Tiny key blocks are fetched together, so that one step is worth its overhead.
 _KEYS_PER_STEP = 64
@@ -84,8 +90,10 @@ class Walk:
 
     def vary(self, x):
         """Mark a constant as differing between the devices of a `shard_map`."""
-        leaves = (self.operands.q, self.operands.k, self.operands.v, self.counts)
-        axes = {a for leaf in leaves for a in getattr(jax.typeof(leaf), "vma", ())}
+        axes = set()
+        for leaf in (self.operands.q, self.operands.k, self.operands.v, self.counts):
+            for kind in manual_axes(leaf).values():
+                axes |= set(getattr(kind, "varying", kind))
         if not axes:
             return x
         if hasattr(lax, "pcast"):

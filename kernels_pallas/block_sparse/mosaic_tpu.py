@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.block_sparse.core import Config
 from kernels_pallas.lists import column_lists
-from kernels_pallas.tiles import EVERYTHING, Lists, Operands, Rows
+from kernels_pallas.tiles import EVERYTHING, Lists, Operands, Rows, manual_axes
 
 _LOG2E = 1.4426950408889634
 _VMEM_LIMIT = 64 * 2**20
@@ -398,8 +398,4 @@ def _spec(x, memory_space=None):
 
 
 def _output(shape, dtype, operands):
-    """`shard_map` wants to know over which axes an output differs."""
-    axes = frozenset(getattr(jax.typeof(operands.q), "vma", ()))
-    if not axes:
-        return jax.ShapeDtypeStruct(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype, vma=axes)
+    return jax.ShapeDtypeStruct(shape, dtype, **manual_axes(operands.q))

@@ -205,7 +205,8 @@ def test_rematerialisation_changes_nothing():
 
 def test_heads_can_be_sharded_over_devices():
     q, k, v, do = draw()
-    mesh = jax.make_mesh((2,), ("heads",))
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("heads",), axis_types=auto)
     spec = jax.sharding.PartitionSpec(None, None, "heads")
     f = lambda q, k, v: kp.flash_attention(q, k, v, causal=True)  # noqa: E731
     sharded = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
