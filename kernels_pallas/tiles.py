@@ -240,7 +240,7 @@ def batched(function):
             x = jnp.broadcast_to(x, (size, batch, *x.shape[2:]))
             return x.reshape(size * batch, *x.shape[2:])
 
-        args = jax.tree.map(fold, args, flags)
+        args = jax.tree.map(fold, args, tuple(flags))
         out = folded(*args)
         out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)

@@ -189,11 +189,11 @@ def test_vmap_is_a_loop_and_jit_is_eager():
     together = jax.vmap(sparse(), (0, 0, 0, 0, None))(*args, mask)
     for i in range(2):
         alone = sparse()(*(x[i] for x in args), mask)
-        close(jax.tree.map(lambda x, i=i: x[i], together), alone, 1e-6)
+        close(jax.tree.map(lambda x, i=i: x[i], together), alone, 1e-5)
     eager = kp.block_sparse_attention(
         *(x[0] for x in args[:3]), mask, block_q=BLOCK, block_k=BLOCK
     )
-    close(eager, together[0][0], 1e-6)
+    close(eager, together[0][0], 1e-5)
 
 
 def test_rematerialisation_changes_nothing():
