@@ -74,7 +74,10 @@ class Lists:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The numbers that lead from arrays to tiles and back."""
+    """The numbers that lead from arrays to tiles and back.
+
+    An empty axis still makes one block, all of it padding.
+    """
 
     batch: int
     queries: int
@@ -87,11 +90,11 @@ class Sizes:
 
     @property
     def query_blocks(self) -> int:
-        return -(-self.queries // self.block_q)
+        return max(1, -(-self.queries // self.block_q))
 
     @property
     def key_blocks(self) -> int:
-        return -(-self.keys // self.block_k)
+        return max(1, -(-self.keys // self.block_k))
 
     @property
     def stacked(self) -> int:

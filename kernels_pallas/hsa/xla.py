@@ -24,9 +24,9 @@ def forward(config, operands, selection, lists):
 
         def step(s, acc):
             p = _softmax(walk, query, at, s, config.sm_n)
-            w = _weights(walk, selection, at, s)
+            w = _weights(walk, selection, at, s)[:, None]
             o = walk.dot(p, walk.fetch(v, at, s))
-            return acc + jnp.where(w == 0, 0, w)[:, None] * o
+            return acc + jnp.where(w == 0, 0, w * o)
 
         acc = walk.vary(jnp.zeros((m, v.shape[-1]), walk.dtype))
         return lax.fori_loop(0, walk.steps(at), step, acc).astype(q.dtype)
