@@ -74,6 +74,8 @@ class Player:
         slots of the groups one level up.
       payoff: opponent's slots to own slots (groups, then the empty sequence).
       reach: opponent's slots to own infosets, chance included; None if unknown.
+      seen: opponent's infosets to own slots: the chance probability of the
+        histories of the infoset whose own last sequence is the slot's; None likewise.
       slot_of_seq: int32 `[S]`.
       seq_of_slot: per group int32 `[width, count]`; S in padding.
       infoset_of: per group int32 `[count]`; I in padding.
@@ -86,6 +88,7 @@ class Player:
     children: tuple[Operator, ...]
     payoff: Operator
     reach: Operator | None
+    seen: Operator | None
     slot_of_seq: Any
     seq_of_slot: Vector
     infoset_of: Vector
@@ -251,8 +254,21 @@ def lay_out(tables: Tables, p: int, arrangements, operators=None) -> Player:
         own.num_slots,
         kind=f"payoff{p}",
     )
-    reach = None
+    reach = seen = None
     if tables.reach is not None:
+        infoset, seq, value = tables.reach[1 - p]
+        place_of = np.zeros(tables.num_infosets[1 - p], np.int64)
+        standing = np.concatenate([np.zeros(0, np.int64), *other.members])
+        real = np.flatnonzero(standing < len(place_of))
+        place_of[standing[real]] = real
+        seen = operators(
+            own.slot_of_seq[seq],
+            place_of[infoset],
+            value,
+            _slot_ids(slot_shapes, offset=1),
+            own.num_slots,
+            kind=f"seen{p}",
+        )
         infoset, seq, value = tables.reach[p]
         reach = operators(
             infoset,
@@ -269,6 +285,7 @@ def lay_out(tables: Tables, p: int, arrangements, operators=None) -> Player:
         children=children,
         payoff=payoff,
         reach=reach,
+        seen=seen,
         slot_of_seq=own.slot_of_seq,
         seq_of_slot=tuple(seq_of_slot),
         infoset_of=tuple(infoset_of),

@@ -7,11 +7,10 @@ and runs inside a jitted loop.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlab.games.efg import EFG, Operator, Player, Vector
+from jaxlab.games.efg import Operator, Player, Vector
 
 
 def take(x, index):
@@ -39,12 +38,6 @@ def lower(scalar, like):
     if np.ndim(scalar) == 0:
         return scalar
     return scalar.reshape((1,) * (like.ndim - scalar.ndim) + scalar.shape)
-
-
-def flat(player: Player, vector: Vector, root) -> Any:
-    """All slots, the empty sequence first: `[num_slots, *batch]`."""
-    parts = [x.reshape((-1, *x.shape[2:])) for x in vector]
-    return concatenate([root, *parts])
 
 
 def apply(operator: Operator, x) -> list:
@@ -81,13 +74,9 @@ def plan(player: Player, strategy: Vector) -> Vector:
     return tuple(out)
 
 
-def plan_slots(player: Player, x: Vector, like=None) -> Any:
-    """A plan as slots, ready to be gathered by the opponent; entry 0 is 1."""
-    like = x[0] if x else like
-    ones = (np if isinstance(like, np.ndarray) else jnp).ones(
-        (1, *like.shape[2:]), like.dtype
-    )
-    return flat(player, x, ones)
+def plan_slots(player: Player, x: Vector, root) -> Any:
+    """A plan as slots, ready to be gathered by the opponent; `root` is ones `[1, ...]`."""
+    return concatenate([root, *(part.reshape((-1, *part.shape[2:])) for part in x)])
 
 
 def gradient(player: Player, opponent_slots) -> tuple[Vector, Any]:
@@ -125,3 +114,26 @@ def root_value(player: Player, values: Vector, root_gradient) -> Any:
     for g in player.level(0):
         total = total + values[g].sum(axis=0)
     return total
+
+
+def to_vector(player: Player, strategy) -> Vector:
+    """A strategy over sequences `[S, *batch]`, entry 0 the empty one, by groups."""
+    host = isinstance(strategy, np.ndarray)
+    zero = (np if host else jnp).zeros((1, *strategy.shape[1:]), strategy.dtype)
+    extended = concatenate([strategy, zero])
+    return tuple(take(extended, index) for index in player.seq_of_slot)
+
+
+def to_sequences(player: Player, vector: Vector, root) -> Any:
+    """The inverse of `to_vector`: `[S, *batch]` in the order of the tables."""
+    return take(plan_slots(player, vector, root), player.slot_of_seq)
+
+
+def reach(player: Player, opponent_slots) -> Vector:
+    """Probability that chance and the opponent let each infoset happen, `[count]`."""
+    if player.reach is None:
+        raise ValueError(
+            "this game has no reach tables (Tables.reach is None), which Q-value "
+            "algorithms need; build it from rules, or save reach_* with the tables"
+        )
+    return tuple(apply(player.reach, opponent_slots))
