@@ -216,14 +216,20 @@ def match(player: Player, regret: Vector, rm_eps) -> Vector:
     for g, r in enumerate(regret):
         positive = jnp.maximum(r, 0)
         total = positive.sum(axis=0)
-        some = total > lower(rm_eps, total)
-        # Division, not a product with the inverse: a lone positive regret must give
-        # exactly 1, or ties elsewhere break by rounding.
-        total = jnp.where(some, total, 1)
+        some = jnp.broadcast_to((total > lower(rm_eps, total))[None], r.shape)
         uniform = jnp.broadcast_to(lift(player.uniform[g], r), r.shape)
-        some = jnp.broadcast_to(some[None], r.shape)
-        out.append(jnp.where(some, positive / total[None], uniform))
+        out.append(jnp.where(some, exact_ratio(positive, total), uniform))
     return tuple(out)
+
+
+def exact_ratio(parts, total):
+    """parts / total, correctly rounded; 0 where a part is 0.
+
+    XLA turns division by a broadcast into a product with the inverse, and then a lone
+    positive regret need not give exactly 1: ties elsewhere would break by rounding.
+    """
+    divisor = jnp.where(parts > 0, jnp.broadcast_to(total[None], parts.shape), 1)
+    return parts / divisor
 
 
 def _discounted(regret, hparams, k):

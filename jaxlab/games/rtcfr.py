@@ -35,7 +35,7 @@ from jaxlab.games.algorithm import (
     root_of,
     uniform_vector,
 )
-from jaxlab.games.cfr import match, regrets
+from jaxlab.games.cfr import exact_ratio, match, regrets
 from jaxlab.games.efg import EFG, Player, Vector
 from jaxlab.games.treeplex import lift, lower
 
@@ -183,7 +183,7 @@ def perturb(player: Player, sigma: Vector, gamma, weight) -> Vector:
         mixed = kept[None] * s + lower(gamma, s)
         if player.groups[g].padded:
             mixed = jnp.where(lift(player.uniform[g], s) > 0, mixed, 0)
-        out.append(mixed / mixed.sum(axis=0)[None])
+        out.append(exact_ratio(mixed, mixed.sum(axis=0)))
     return tuple(out)
 
 
