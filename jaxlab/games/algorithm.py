@@ -6,6 +6,7 @@ trailing axis B.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -179,6 +180,7 @@ def profile_of(state: State, game: EFG, field: str) -> Profile:
     return first, second
 
 
+@functools.cache
 def no_average(name: str):
     """The `average` of a last-iterate method."""
 

@@ -39,6 +39,17 @@ def plans(game: EFG, profile: Profile) -> Profile:
     return out[0], out[1]
 
 
+def normalised(game: EFG, profile: Profile) -> Profile:
+    """The profile with every infoset's block divided by its sum (NumPy)."""
+    out = []
+    for p, player in enumerate(game.players):
+        vector = treeplex.to_vector(player, np.asarray(profile[p]))
+        vector = tuple(v / v.sum(axis=0)[None] for v in vector)
+        root = np.ones_like(profile[p][:1])
+        out.append(treeplex.to_sequences(player, vector, root))
+    return out[0], out[1]
+
+
 def expected_value(game: EFG, profile: Profile):
     """u_0 = x^T A y, player 0's expected payoff."""
     player = game.players[0]

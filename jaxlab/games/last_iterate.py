@@ -75,10 +75,14 @@ def simultaneous(
         hparams=dict(hparams),
         init=init,
         update=update,
-        last=lambda state, game: profile_of(state, game, "strategy"),
+        last=_last,
         average=no_average(name),
         averages=False,
     )
+
+
+def _last(state: State, game: EFG):
+    return profile_of(state, game, "strategy")
 
 
 def updater(step: Callable[[Turn], tuple[dict[str, Any], Any]]):
