@@ -22,15 +22,6 @@ from jaxlab.games.builders import (
     random_efg,
     rock_paper_scissors,
 )
-from jaxlab.games.cfr import (
-    cfr,
-    cfr_plus,
-    dcfr,
-    dcfr_plus,
-    lcfr,
-    pcfr_plus,
-    pdcfr_plus,
-)
 from jaxlab.games.efg import EFG
 from jaxlab.games.evaluate import (
     best_response,
@@ -54,10 +45,19 @@ from jaxlab.games.lp import solve_lp
 from jaxlab.games.magnetic import mmd, qfr, r_nad
 from jaxlab.games.mirror_descent import domd, reg_domd
 from jaxlab.games.openspiel import from_openspiel, to_openspiel_policy
-from jaxlab.games.reg_cfr import reg_cfr
 from jaxlab.games.registry import ALGORITHMS, GAMES, make_algorithm, make_game
+from jaxlab.games.regret import (
+    cfr,
+    cfr_plus,
+    dcfr,
+    dcfr_plus,
+    lcfr,
+    pcfr_plus,
+    pdcfr_plus,
+)
+from jaxlab.games.regularised import reg_cfr
 from jaxlab.games.rtcfr import rtcfr_plus
-from jaxlab.games.solve import Result, grid, shard, solve, solve_batch
+from jaxlab.games.solving import Result, grid, shard, solve, solve_batch
 from jaxlab.games.tables import Rules, Tables
 
 __all__ = [

@@ -78,7 +78,7 @@ def _solve(arguments) -> int:
     import jax
 
     from jaxlab.games import registry
-    from jaxlab.games.solve import solve
+    from jaxlab.games.solving import solve
 
     log_every = arguments.log_every
     with jax.enable_x64(not arguments.x32):
@@ -129,7 +129,10 @@ def _evaluate(arguments) -> int:
 def _list(arguments) -> int:
     from jaxlab.games import registry
 
-    for title, table in (("games", registry.GAMES), ("algorithms", registry.ALGORITHMS)):
+    for title, table in (
+        ("games", registry.GAMES),
+        ("algorithms", registry.ALGORITHMS),
+    ):
         print(title)
         for name, maker in table.items():
             parameters = inspect.signature(maker).parameters.values()

@@ -160,9 +160,7 @@ def spread(table, batch: tuple[int, ...], dtype):
 
 def uniform_vector(game: EFG, p: int, like) -> Vector:
     """The uniform strategy of player p with the batch shape of `like`."""
-    return tuple(
-        spread(u, like.shape, like.dtype) for u in game.players[p].uniform
-    )
+    return tuple(spread(u, like.shape, like.dtype) for u in game.players[p].uniform)
 
 
 def root_of(state: State):
@@ -188,5 +186,3 @@ def no_average(name: str):
         raise ValueError(f"{name} keeps no average strategy; use `last`")
 
     return average
-
-

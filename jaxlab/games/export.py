@@ -12,7 +12,7 @@ from jaxlab.games.efg import EFG
 from jaxlab.games.evaluate import Profile
 
 if TYPE_CHECKING:
-    from jaxlab.games.solve import Result
+    from jaxlab.games.solving import Result
 
 
 def named_strategy(game: EFG, profile: Profile) -> list[dict[str, dict[str, float]]]:
@@ -30,7 +30,9 @@ def named_strategy(game: EFG, profile: Profile) -> list[dict[str, dict[str, floa
         for infoset, name in enumerate(game.infosets(p)):
             first, count = tables.first_seq[p][infoset], tables.num_actions[p][infoset]
             block = range(first, first + count)
-            named[name] = {_action(tables, p, s, first): float(strategy[s]) for s in block}
+            named[name] = {
+                _action(tables, p, s, first): float(strategy[s]) for s in block
+            }
         out.append(named)
     return out
 
@@ -49,12 +51,16 @@ def from_named(game: EFG, named) -> Profile:
         names = game.infosets(p)
         unknown = sorted(set(named[p]) - set(names))
         if unknown:
-            raise ValueError(f"player {p} has no infoset {unknown[0]!r} in {tables.name}")
+            raise ValueError(
+                f"player {p} has no infoset {unknown[0]!r} in {tables.name}"
+            )
         for infoset, name in enumerate(names):
             if name not in named[p]:
                 raise ValueError(f"strategy of player {p} lacks infoset {name!r}")
             first, count = tables.first_seq[p][infoset], tables.num_actions[p][infoset]
-            actions = [_action(tables, p, s, first) for s in range(first, first + count)]
+            actions = [
+                _action(tables, p, s, first) for s in range(first, first + count)
+            ]
             given = named[p][name]
             if sorted(given) != sorted(actions):
                 raise ValueError(
@@ -118,7 +124,9 @@ def save(result: "Result", directory) -> None:
         writer.writerow(["setting", *columns])
         for setting in range(width):
             for row in range(len(columns["iteration"])):
-                values = (v[row, min(setting, v.shape[1] - 1)] for v in columns.values())
+                values = (
+                    v[row, min(setting, v.shape[1] - 1)] for v in columns.values()
+                )
                 writer.writerow([setting, *(repr(float(v)) for v in values)])
     about = {
         "game": result.game.name,

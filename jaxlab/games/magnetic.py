@@ -86,9 +86,7 @@ def _mmd_update():
         reach = treeplex.reach(player, turn.slots)
         strategy = []
         for g, value in enumerate(q):
-            floor = lower(turn.hparams["gamma"], value) * lift(
-                player.uniform[g], value
-            )
+            floor = lower(turn.hparams["gamma"], value) * lift(player.uniform[g], value)
             new = _entropic(turn, g, u[g], _per_visit(value, reach[g]))
             strategy.append(
                 simplex.kullback_leibler(new, valid_of(player, g, value), floor)

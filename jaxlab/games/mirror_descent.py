@@ -112,7 +112,9 @@ def _update(regularizer: str, kind: str):
         else:
             target = (at + scale * gain) / shrink
             new = simplex.euclidean(target, valid, jnp.zeros_like(at))
-        value = (slope * new).sum(axis=0) - weight / lower(hparams["eta"], weight) * distance(new, at)
+        value = (slope * new).sum(axis=0) - weight / lower(
+            hparams["eta"], weight
+        ) * distance(new, at)
         if kind == "linear":
             linear = (psi_slope(at) * new).sum(axis=0)
             if not entropy:

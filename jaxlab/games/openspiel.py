@@ -30,7 +30,10 @@ def from_openspiel(game: Any) -> EFG:
         game = pyspiel.convert_to_turn_based(game)
     if game.num_players() != 2:
         raise ValueError(f"{game} has {game.num_players()} players; 2 are needed")
-    zero_sum = {pyspiel.GameType.Utility.ZERO_SUM, pyspiel.GameType.Utility.CONSTANT_SUM}
+    zero_sum = {
+        pyspiel.GameType.Utility.ZERO_SUM,
+        pyspiel.GameType.Utility.CONSTANT_SUM,
+    }
     if kind.utility not in zero_sum or game.utility_sum() not in (0, 0.0):
         raise ValueError(f"{game} is not zero-sum; its utility type is {kind.utility}")
     return EFG.from_tables(tables_lib.build(_Rules(game)))

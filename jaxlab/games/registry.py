@@ -2,7 +2,14 @@
 
 from collections.abc import Callable
 
-from jaxlab.games import builders, cfr, magnetic, mirror_descent, reg_cfr, rtcfr
+from jaxlab.games import (
+    builders,
+    magnetic,
+    mirror_descent,
+    regret,
+    regularised,
+    rtcfr,
+)
 
 GAMES: dict[str, Callable] = {
     "kuhn": builders.kuhn,
@@ -17,15 +24,15 @@ GAMES: dict[str, Callable] = {
 }
 
 ALGORITHMS: dict[str, Callable] = {
-    "cfr": cfr.cfr,
-    "cfr+": cfr.cfr_plus,
-    "lcfr": cfr.lcfr,
-    "dcfr": cfr.dcfr,
-    "dcfr+": cfr.dcfr_plus,
-    "pcfr+": cfr.pcfr_plus,
-    "pdcfr+": cfr.pdcfr_plus,
+    "cfr": regret.cfr,
+    "cfr+": regret.cfr_plus,
+    "lcfr": regret.lcfr,
+    "dcfr": regret.dcfr,
+    "dcfr+": regret.dcfr_plus,
+    "pcfr+": regret.pcfr_plus,
+    "pdcfr+": regret.pdcfr_plus,
     "rtcfr+": rtcfr.rtcfr_plus,
-    "reg-cfr": reg_cfr.reg_cfr,
+    "reg-cfr": regularised.reg_cfr,
     "domd": mirror_descent.domd,
     "reg-domd": mirror_descent.reg_domd,
     "mmd": magnetic.mmd,

@@ -35,8 +35,8 @@ from jaxlab.games.algorithm import (
     root_of,
     uniform_vector,
 )
-from jaxlab.games.cfr import exact_ratio, match, regrets
 from jaxlab.games.efg import EFG, Player, Vector
+from jaxlab.games.regret import exact_ratio, match, regrets
 from jaxlab.games.treeplex import lift, lower
 
 COMPAT = ("exact", "official")
@@ -151,9 +151,7 @@ def _update(compat: str, inner: str, moving: bool):
         if compat == "official":
             local = values
         else:
-            local = tuple(
-                (a * s).sum(axis=0) for a, s in zip(q, sigma, strict=True)
-            )
+            local = tuple((a * s).sum(axis=0) for a, s in zip(q, sigma, strict=True))
         gain = tuple(regrets(player, g, q[g], local[g]) for g in range(len(q)))
         regret = tuple(
             jnp.maximum(r + m, 0) for r, m in zip(own["regret"], gain, strict=True)

@@ -180,7 +180,9 @@ def load(path: str | pathlib.Path) -> Tables:
         get = raw.get
 
         def pair(field):
-            return [raw[f"{field}_{p}"] for p in (0, 1)] if f"{field}_0" in raw else None
+            return (
+                [raw[f"{field}_{p}"] for p in (0, 1)] if f"{field}_0" in raw else None
+            )
 
     for field in ("parent_seq", "first_seq", "num_actions"):
         if pair(field) is None:
@@ -246,7 +248,9 @@ def build(rules: Rules) -> Tables:
         p = rules.player(state)
         if p is None:
             terminals += 1
-            payoff[sequences] = payoff.get(sequences, 0.0) + chance * rules.payoff(state)
+            payoff[sequences] = payoff.get(sequences, 0.0) + chance * rules.payoff(
+                state
+            )
         elif p == CHANCE:
             for action, probability in reversed(rules.chance(state)):
                 if probability > 0:

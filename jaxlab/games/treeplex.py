@@ -68,9 +68,7 @@ def plan(player: Player, strategy: Vector) -> Vector:
             continue
         above = [out[g] for g in player.level(level - 1)]
         slots = concatenate([x.reshape((-1, *x.shape[2:])) for x in above])
-        out.extend(
-            strategy[g] * take(slots, player.parent[g])[None] for g in members
-        )
+        out.extend(strategy[g] * take(slots, player.parent[g])[None] for g in members)
     return tuple(out)
 
 

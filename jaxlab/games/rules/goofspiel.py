@@ -72,7 +72,9 @@ class Goofspiel:
         own, other, prizes = state[p], state[1 - p], state[2]
         turns = len(state[1])
         if self.imp_info:
-            seen = "".join("<=>"[(a > b) - (a < b) + 1] for a, b in self._turns(state, p))
+            seen = "".join(
+                "<=>"[(a > b) - (a < b) + 1] for a, b in self._turns(state, p)
+            )
         else:
             seen = " ".join(str(c) for c in other[:turns])
         bids = " ".join(str(c) for c in own[:turns])

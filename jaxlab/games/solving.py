@@ -201,7 +201,9 @@ def shard(state: State, devices: list) -> State:
 
 def grid(**values) -> dict[str, np.ndarray]:
     """The product of several lists, as equally long arrays; the last varies fastest."""
-    axes = np.meshgrid(*(np.asarray(v, np.float64) for v in values.values()), indexing="ij")
+    axes = np.meshgrid(
+        *(np.asarray(v, np.float64) for v in values.values()), indexing="ij"
+    )
     return {name: axis.ravel() for name, axis in zip(values, axes, strict=True)}
 
 

@@ -255,4 +255,6 @@ def _average(state: State, game: EFG) -> Profile:
         # An average's mass, unlike a regret's, has no smallest meaningful size.
         mean = match(player, state.players[p]["average"], jnp.zeros(()))
         players.append({"mean": mean})
-    return profile_of(State(state.iteration, state.hparams, tuple(players)), game, "mean")
+    return profile_of(
+        State(state.iteration, state.hparams, tuple(players)), game, "mean"
+    )
