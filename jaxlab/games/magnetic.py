@@ -223,7 +223,7 @@ def _pattern(operator: Operator) -> Operator:
 
 
 def _leaf_share(player, sigma):
-    """(1 + L(I, a)) / sum_b (1 + L(I, b)), L the childless own sequences strictly below."""
+    """(1 + L(I, a)) / sum_b (1 + L(I, b)); L counts childless sequences below."""
     zeros = tuple(jnp.zeros_like(s) for s in sigma)
     valid = [valid_of(player, g, s) for g, s in enumerate(sigma)]
 

@@ -2,9 +2,9 @@
 
 Two recursions run bottom-up, each with its own values:
 
-    ub+ = argmax <gb, u> - (alpha / eta) D(u, ub)     gb = payoff + sum of vb below
-    u+  = argmax <g, u>  - (alpha / eta) D(u, ub+)    g  = payoff + sum of v below
-    vb  = <gb, ub+> - (alpha / eta) D(ub+, ub)        v  = <g, u+> - (alpha/eta) D(u+, ub+)
+    gb = payoff + sum of vb below,   g = payoff + sum of v below
+    ub+ = argmax <gb, u> - (alpha / eta) D(u, ub),    vb = that maximum
+    u+  = argmax <g, u>  - (alpha / eta) D(u, ub+),   v  = that maximum
 
 D is the Bregman distance of psi = |u|^2 / 2 or sum u log u. Reg-DOMD adds
 -alpha tau psi, linearised at the point each step starts from, to the payoffs.

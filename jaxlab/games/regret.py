@@ -3,12 +3,12 @@
 One iteration t = 1, 2, ..., for each player (player 1 already meets player 0's new
 strategy when updates alternate), with r the counterfactual regrets of this iteration:
 
-    R     <- (d_alpha(t-1) where R > 0, else d_beta(t-1)) R + r    d_a(k) = k^a / (k^a + 1)
+    R     <- (d_alpha(t-1) where R > 0, else d_beta(t-1)) R + r
     R     <- max(R, 0)                                             plus
     X     <- ((t-1) / t)^gamma X + x                               the average, in plans
     sigma <- RM(R), or RM(d_alpha(t) R + r)                        predictive
 
-RM(z) is z+ / sum z+, uniform where the sum is at most `rm_eps`.
+d_a(k) = k^a / (k^a + 1); RM(z) is z+ / sum z+, uniform where the sum is at most `rm_eps`.
 
 Sources: Zinkevich et al. 2007 (CFR); Tammelin 2014 (CFR+); Brown and Sandholm 2019
 (LCFR, DCFR); Farina et al. 2021 (PCFR+); Xu et al. 2024 (DCFR+, PDCFR+).

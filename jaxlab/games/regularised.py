@@ -4,7 +4,8 @@ Per infoset, g the action values (children included) under the current strategie
 v(I) = <g, u> - tau psi(u), psi = |u|^2 / 2:
 
     Lambda <- Lambda + |g_t - g_{t-1}|^2,   eta_t = Lambda^(-1/2)
-    ub+ = Proj_gamma(rho ub + (1 - rho) uniform + eta_t (g - tau ub)),  rho = eta_t/eta_{t-1}
+    rho = eta_t / eta_{t-1}
+    ub+ = Proj_gamma(rho ub + (1 - rho) uniform + eta_t (g - tau ub))
     u+  = Proj_gamma(ub+ + eta_t (g - tau ub+))
 
 Proj_gamma keeps every action at least at gamma / |A|. tau is halved after every

@@ -28,9 +28,9 @@ def euclidean(z, valid, floor):
 
 
 def kullback_leibler(p, valid, floor):
-    """argmin KL(u || p) over u >= floor, sum u = 1: clamp what is below, scale the rest.
+    """argmin KL(u || p) over u >= floor, sum u = 1.
 
-    Every round clamps at least one more action or changes nothing, so as many rounds
+    Clamp what is below the floor, scale the rest, repeat. Every round clamps at least one more action or changes nothing, so as many rounds
     as actions suffice.
     """
 

@@ -73,7 +73,7 @@ def plan(player: Player, strategy: Vector) -> Vector:
 
 
 def plan_slots(player: Player, x: Vector, root) -> Any:
-    """A plan as slots, ready to be gathered by the opponent; `root` is ones `[1, ...]`."""
+    """A plan as slots, for the opponent to gather; `root` is ones `[1, *batch]`."""
     return concatenate([root, *(part.reshape((-1, *part.shape[2:])) for part in x)])
 
 

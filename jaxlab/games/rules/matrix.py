@@ -15,7 +15,7 @@ class Matrix:
         widths = {len(row) for row in self.payoffs}
         if len(widths) != 1 or widths == {0}:
             raise ValueError(
-                f"payoffs must be a full m x n array; rows have lengths {sorted(widths)}"
+                f"payoffs must be a full m x n array; rows have {sorted(widths)}"
             )
         if not all(math.isfinite(u) for row in self.payoffs for u in row):
             raise ValueError("payoffs must be finite")
