@@ -58,6 +58,7 @@ from jaxlab.games.regret import (
 from jaxlab.games.regularised import reg_cfr
 from jaxlab.games.rtcfr import rtcfr_plus
 from jaxlab.games.solving import Result, grid, shard, solve, solve_batch
+from jaxlab.games.stack import stack, unstack
 from jaxlab.games.tables import Rules, Tables
 
 __all__ = [
@@ -116,7 +117,9 @@ __all__ = [
     "solve",
     "solve_batch",
     "solve_lp",
+    "stack",
     "to_openspiel_policy",
     "uniform",
+    "unstack",
     "write_strategy",
 ]

@@ -8,7 +8,8 @@ strategy when updates alternate), with r the counterfactual regrets of this iter
     X     <- ((t-1) / t)^gamma X + x                               the average, in plans
     sigma <- RM(R), or RM(d_alpha(t) R + r)                        predictive
 
-d_a(k) = k^a / (k^a + 1); RM(z) is z+ / sum z+, uniform where the sum is at most `rm_eps`.
+d_a(k) is k^a / (k^a + 1); RM(z) is z+ / sum z+, uniform where that sum is at most
+`rm_eps`.
 
 Sources: Zinkevich et al. 2007 (CFR); Tammelin 2014 (CFR+); Brown and Sandholm 2019
 (LCFR, DCFR); Farina et al. 2021 (PCFR+); Xu et al. 2024 (DCFR+, PDCFR+).

@@ -30,8 +30,8 @@ def euclidean(z, valid, floor):
 def kullback_leibler(p, valid, floor):
     """argmin KL(u || p) over u >= floor, sum u = 1.
 
-    Clamp what is below the floor, scale the rest, repeat. Every round clamps at least one more action or changes nothing, so as many rounds
-    as actions suffice.
+    Clamp what is below the floor, scale the rest, repeat: every round clamps at least
+    one more action or changes nothing, so as many rounds as actions suffice.
     """
 
     def clamp(_, state):
