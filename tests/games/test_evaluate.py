@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlab import games
+from jaxlab.games import tables as tables_lib
 from jaxlab.games import treeplex
 from jaxlab.games.rules.random_game import RandomConfig, RandomRules
 
@@ -49,11 +50,7 @@ def test_expected_value_is_the_sum_over_the_tree(seed, coarse):
     config = RandomConfig(seed, types=3, depth=4, max_actions=3, coarse_obs=coarse)
     game = games.build(config)
     rules = RandomRules(config)
-    games_tables = type(game).from_tables  # the rules draw in the order of the walk
-    del games_tables
-    from jaxlab.games.tables import build
-
-    assert build(rules) == game.tables
+    assert tables_lib.build(rules) == game.tables  # which draws all random numbers
     profile = random_profile(game, seed)
     expected = brute_force(rules, game, profile)
     np.testing.assert_allclose(

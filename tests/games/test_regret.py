@@ -154,8 +154,8 @@ def _no_discount(exponent, k):
     return 1.0 + 0 * (k + exponent)
 
 
-def _match_unclipped(player, regret_, rm_eps):
-    return regret.match(player, tuple(abs(r) for r in regret_), rm_eps)
+def _match_unclipped(player, values, rm_eps, right=regret.match):
+    return right(player, tuple(abs(v) for v in values), rm_eps)
 
 
 def _flipped(player, g, q, value):
@@ -176,13 +176,6 @@ MUSEUM = {
 def test_bug_museum(mistake, oracles, trajectory, monkeypatch):
     name, patches, options = MUSEUM[mistake]
     for target, wrong in patches.items():
-        right = getattr(regret, target)
-        if target == "match":
-            keep = right
-
-            def wrong(player, values, eps, keep=keep):
-                return keep(player, tuple(abs(v) for v in values), eps)
-
         monkeypatch.setattr(regret, target, wrong)
     regret._update.cache_clear()
     try:
