@@ -2,9 +2,9 @@
 
 Each solver runs in a process of its own and answers requests for windows of about half
 a CPU second; windows of all solvers alternate, so that a busy machine slows all alike.
-First every solver runs 10 iterations and reports NashConv of the linear average (ours
-and OpenSpiel's must agree to 1e-9; LiteEFG averages after the update, as ours does
-with `average="post"`, and is checked against that).
+First every solver runs 10 iterations and reports NashConv of the linear average: ours
+and OpenSpiel's must agree to 1e-9, and so must LiteEFG's, which averages after the
+update, and ours with `average="post"`.
 
 Ours is float64 on one thread. "one kernel" sets the XLA flag that the command line
 `python -m jaxlab.games` sets: it compiles the loop of a small game into a single kernel.
@@ -242,9 +242,7 @@ def _sweep() -> harness.Case:
     with jax.enable_x64(True):
         algorithm = games.rtcfr_plus()
         game = games.leduc().astype("float64")
-        sweep = games.grid(
-            mu=[10.0**-k for k in range(1, 9)], T_u=[20 * k for k in range(1, 9)]
-        )
+        sweep = games.grid(mu=[10.0**-k for k in range(1, 9)], T_u=range(20, 180, 20))
         states = [algorithm.init(game), algorithm.init(game, sweep)]
 
         @jax.jit
