@@ -67,7 +67,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """NashConv at the end by game and algorithm: `(median, best, worst)` over starts."""
+    """Per game and algorithm, NashConv at the end: median, best, worst over starts."""
 
     table: dict[str, dict[str, tuple[float, float, float]]]
 

@@ -6,8 +6,8 @@ First every solver runs 10 iterations and reports NashConv of the linear average
 and OpenSpiel's must agree to 1e-9, and so must LiteEFG's, which averages after the
 update, and ours with `average="post"`.
 
-Ours is float64 on one thread. "one kernel" sets the XLA flag that the command line
-`python -m jaxlab.games` sets: it compiles the loop of a small game into a single kernel.
+Ours is float64 on one thread. "one kernel" sets the XLA flag of the command line
+`python -m jaxlab.games`: it compiles the loop of a small game into a single kernel.
 """
 
 import json

@@ -234,7 +234,7 @@ def _blocks(row, col, dense: bool):
     blocks = []
     for g in range(int(group.max()) + 1):
         members = np.flatnonzero(group == g)
-        largest = shape[members].max(axis=0)
+        largest = shape[members].max(axis=0).tolist()
         blocks.append(
             (
                 _columns_of(row_pairs, members, largest[0]),

@@ -20,7 +20,7 @@ import json
 import pathlib
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ CHANCE = -1
 _PROGRESS_EVERY = 100_000  # histories; smaller games are built before one can read
 
 
+@runtime_checkable
 class Rules(Protocol):
     """What a game must answer for its tables to be built. States are hashable."""
 

@@ -22,8 +22,12 @@ def _advance(update, game, state, steps):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _measure(last, average, averages, game, state):
-    algorithm = games.Algorithm("", {}, None, None, last, average, averages)
+    algorithm = games.Algorithm("", {}, _never, _never, last, average, averages)
     return algorithm_lib.measure(algorithm, game, state)
+
+
+def _never(*_):
+    raise AssertionError("measuring neither starts nor updates")
 
 
 def trajectory(game, algorithm, points, state=None):

@@ -128,11 +128,13 @@ def test_infosets_may_come_in_any_order():
     for p in (0, 1):
         moved[p][moves[p]] = strategy[p]
     np.testing.assert_allclose(
-        games.nashconv(game, strategy), games.nashconv(other, moved), rtol=1e-12
+        games.nashconv(game, tuple(strategy)),
+        games.nashconv(other, tuple(moved)),
+        rtol=1e-12,
     )
     np.testing.assert_allclose(
-        games.cf_values(game, 1, strategy),
-        games.cf_values(other, 1, moved)[moves[1]],
+        games.cf_values(game, 1, tuple(strategy)),
+        games.cf_values(other, 1, tuple(moved))[moves[1]],
         atol=1e-12,
     )
 

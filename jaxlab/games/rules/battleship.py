@@ -71,6 +71,9 @@ class Battleship:
             return None
         return int(len(shots[0]) > len(shots[1]))
 
+    def chance(self, state):
+        return []  # there is none
+
     def legal(self, state):
         ships, shots = state
         p = self.player(state)

@@ -26,6 +26,9 @@ class Matrix:
     def player(self, state):
         return None if len(state) == 2 else len(state)
 
+    def chance(self, state):
+        return []  # there is none
+
     def legal(self, state):
         return list(range(len(self.payoffs) if not state else len(self.payoffs[0])))
 

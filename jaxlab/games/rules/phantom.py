@@ -40,6 +40,9 @@ class PhantomMNK:
             return None
         return mover
 
+    def chance(self, state):
+        return []  # there is none
+
     def legal(self, state):
         _, attempts, mover = state
         tried = {cell for cell, _ in attempts[mover]}
