@@ -18,6 +18,8 @@ from jaxlab.games import evaluate, treeplex
 from jaxlab.games.efg import EFG, Vector
 from jaxlab.games.evaluate import Profile
 
+Number = float | int
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Algorithm(NamedTuple):
     """
 
     name: str
-    hparams: Mapping[str, float]
+    hparams: Mapping[str, Number]
     init: Callable[..., State]
     update: Callable[[State, EFG], tuple[State, Info]]
     last: Callable[[State, EFG], Profile]
@@ -126,7 +128,7 @@ def measure(algorithm: Algorithm, game: EFG, state: State) -> Logged:
 
 
 def batched_hparams(
-    game: EFG, defaults: Mapping[str, float], overrides, dtype
+    game: EFG, defaults: Mapping[str, Number], overrides, dtype
 ) -> dict[str, Array]:
     """Defaults and overrides as arrays of one batch shape and the game's dtype.
 

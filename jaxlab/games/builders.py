@@ -55,10 +55,10 @@ def battleship(
     height: int = 2,
     width: int = 2,
     ship_sizes: Sequence[int] = (2,),
-    ship_values: Sequence[float] | None = None,
+    ship_values: Sequence[float | int] | None = None,
     shots: int = 3,
     repeat: bool = True,
-    loss: float = 1.0,
+    loss: float | int = 1.0,
 ) -> EFG:
     sizes = tuple(ship_sizes)
     values = (1.0,) * len(sizes) if ship_values is None else tuple(ship_values)

@@ -14,6 +14,7 @@ from jaxlab.games import treeplex
 from jaxlab.games.algorithm import (
     Algorithm,
     Info,
+    Number,
     State,
     batched_hparams,
     no_average,
@@ -49,7 +50,7 @@ class Turn(NamedTuple):
 
 def simultaneous(
     name: str,
-    hparams: Mapping[str, float],
+    hparams: Mapping[str, Number],
     update: Callable,
     start: Callable,
 ) -> Algorithm:
@@ -136,13 +137,13 @@ def log_or_zero(u):
     return jnp.log(jnp.where(u > 0, u, 1))
 
 
-def check_not_negative(**numbers: float) -> None:
+def check_not_negative(**numbers: Number) -> None:
     for name, number in numbers.items():
         if not number >= 0:
             raise ValueError(f"{name}={number} must not be negative")
 
 
-def check_positive(**numbers: float) -> None:
+def check_positive(**numbers: Number) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise ValueError(f"{name}={number} must be positive")

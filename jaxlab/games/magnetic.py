@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlab.games import simplex, treeplex
-from jaxlab.games.algorithm import Algorithm
+from jaxlab.games.algorithm import Algorithm, Number
 from jaxlab.games.efg import Operator
 from jaxlab.games.last_iterate import (
     Turn,
@@ -34,7 +34,7 @@ from jaxlab.games.last_iterate import (
 from jaxlab.games.treeplex import lift, lower
 
 
-def mmd(eta: float = 0.005, tau: float = 0.05, gamma: float = 0.0) -> Algorithm:
+def mmd(eta: Number = 0.005, tau: Number = 0.05, gamma: Number = 0.0) -> Algorithm:
     """Magnetic mirror descent, behavioural form.
 
     Args:
@@ -48,7 +48,7 @@ def mmd(eta: float = 0.005, tau: float = 0.05, gamma: float = 0.0) -> Algorithm:
     return simultaneous("mmd", hparams, _mmd_update(), lambda *_: {})
 
 
-def qfr(eta: float = 0.1, tau: float = 1e-3, gamma: float = 1e-3) -> Algorithm:
+def qfr(eta: Number = 0.1, tau: Number = 1e-3, gamma: Number = 1e-3) -> Algorithm:
     """Regularised, optimistic mirror descent on Q-values."""
     check_positive(eta=eta)
     check_not_negative(tau=tau, gamma=gamma)
@@ -63,7 +63,7 @@ def qfr(eta: float = 0.1, tau: float = 1e-3, gamma: float = 1e-3) -> Algorithm:
     return simultaneous("qfr", hparams, _qfr_update(), start)
 
 
-def r_nad(eta: float = 0.1, tau: float = 0.2, T_u: int = 1000) -> Algorithm:  # noqa: N803
+def r_nad(eta: Number = 0.1, tau: Number = 0.2, T_u: int = 1000) -> Algorithm:  # noqa: N803
     """Regularised Nash dynamics, tabular and with full feedback."""
     check_positive(eta=eta, T_u=T_u)
     check_not_negative(tau=tau)

@@ -18,7 +18,7 @@ import functools
 import jax.numpy as jnp
 
 from jaxlab.games import simplex, treeplex
-from jaxlab.games.algorithm import Algorithm
+from jaxlab.games.algorithm import Algorithm, Number
 from jaxlab.games.efg import Player
 from jaxlab.games.last_iterate import (
     Turn,
@@ -37,7 +37,7 @@ WEIGHTS = ("constant", "dilated")
 
 
 def domd(
-    eta: float = 0.1, *, regularizer: str = "euclidean", weights: str = "constant"
+    eta: Number = 0.1, *, regularizer: str = "euclidean", weights: str = "constant"
 ) -> Algorithm:
     """Dilated optimistic mirror descent; the last strategies are the output.
 
@@ -50,9 +50,9 @@ def domd(
 
 
 def reg_domd(
-    eta: float = 0.1,
-    tau: float = 1e-3,
-    shrink_iter: float = 100_000,
+    eta: Number = 0.1,
+    tau: Number = 1e-3,
+    shrink_iter: Number = 100_000,
     *,
     regularizer: str = "euclidean",
     weights: str = "constant",

@@ -25,6 +25,7 @@ from jaxlab.games import treeplex
 from jaxlab.games.algorithm import (
     Algorithm,
     Info,
+    Number,
     State,
     batched_hparams,
     profile_of,
@@ -44,7 +45,7 @@ def cfr(**options) -> Algorithm:
     return family("cfr", gamma=0.0, **options)
 
 
-def cfr_plus(gamma: float = 1.0, **options) -> Algorithm:
+def cfr_plus(gamma: Number = 1.0, **options) -> Algorithm:
     """CFR+: regrets clipped at 0, average weighted by t^gamma (2 is "quadratic")."""
     return family("cfr+", plus=True, gamma=gamma, **options)
 
@@ -55,23 +56,23 @@ def lcfr(**options) -> Algorithm:
 
 
 def dcfr(
-    alpha: float = 1.5, beta: float = 0.0, gamma: float = 2.0, **options
+    alpha: Number = 1.5, beta: Number = 0.0, gamma: Number = 2.0, **options
 ) -> Algorithm:
     """Discounted CFR; beta discounts the negative regrets."""
     return family("dcfr", alpha=alpha, beta=beta, gamma=gamma, **options)
 
 
-def dcfr_plus(alpha: float = 1.5, gamma: float = 4.0, **options) -> Algorithm:
+def dcfr_plus(alpha: Number = 1.5, gamma: Number = 4.0, **options) -> Algorithm:
     """DCFR+: discounted and clipped."""
     return family("dcfr+", plus=True, alpha=alpha, gamma=gamma, **options)
 
 
-def pcfr_plus(gamma: float = 2.0, **options) -> Algorithm:
+def pcfr_plus(gamma: Number = 2.0, **options) -> Algorithm:
     """Predictive CFR+: plays against R + r, the last regret as its own forecast."""
     return family("pcfr+", plus=True, predictive=True, gamma=gamma, **options)
 
 
-def pdcfr_plus(alpha: float = 2.3, gamma: float = 5.0, **options) -> Algorithm:
+def pdcfr_plus(alpha: Number = 2.3, gamma: Number = 5.0, **options) -> Algorithm:
     """Predictive discounted CFR+."""
     return family(
         "pdcfr+", plus=True, predictive=True, alpha=alpha, gamma=gamma, **options
@@ -83,10 +84,10 @@ def family(
     *,
     plus: bool = False,
     predictive: bool = False,
-    alpha: float = math.inf,
-    beta: float = math.inf,
-    gamma: float = 0.0,
-    rm_eps: float = 0.0,
+    alpha: Number = math.inf,
+    beta: Number = math.inf,
+    gamma: Number = 0.0,
+    rm_eps: Number = 0.0,
     updates: str = "alternating",
     average: str = "pre",
 ) -> Algorithm:

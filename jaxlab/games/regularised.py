@@ -19,7 +19,7 @@ import functools
 import jax.numpy as jnp
 
 from jaxlab.games import simplex, treeplex
-from jaxlab.games.algorithm import Algorithm
+from jaxlab.games.algorithm import Algorithm, Number
 from jaxlab.games.last_iterate import (
     Turn,
     check_not_negative,
@@ -33,10 +33,10 @@ from jaxlab.games.treeplex import lift, lower
 
 
 def reg_cfr(
-    kappa: float = 1.0,
-    tau: float = 1e-3,
-    gamma: float = 1e-3,
-    shrink_iter: float = 100_000,
+    kappa: Number = 1.0,
+    tau: Number = 1e-3,
+    gamma: Number = 1e-3,
+    shrink_iter: Number = 100_000,
 ) -> Algorithm:
     """Reg-CFR with the Euclidean regulariser.
 

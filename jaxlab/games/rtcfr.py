@@ -28,6 +28,7 @@ from jaxlab.games import treeplex
 from jaxlab.games.algorithm import (
     Algorithm,
     Info,
+    Number,
     State,
     batched_hparams,
     no_average,
@@ -44,10 +45,10 @@ INNER = ("cfr+", "pcfr+")
 
 
 def rtcfr_plus(
-    mu: float = 1e-3,
-    gamma0: float = 1e-10,
+    mu: Number = 1e-3,
+    gamma0: Number = 1e-10,
     T_u: int = 100,  # noqa: N803 (the paper's name)
-    rm_eps: float = 1e-9,
+    rm_eps: Number = 1e-9,
     *,
     compat: str = "exact",
     inner: str = "cfr+",

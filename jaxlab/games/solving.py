@@ -83,7 +83,7 @@ def solve(
     seed: int | None = None,
     dtype=None,
     state: State | None = None,
-    stop_below: float | None = None,
+    stop_below: float | int | None = None,
     hparams: Mapping[str, Any] | None = None,
     callback: Callable[[State, dict[str, float]], bool] | None = None,
 ) -> Result:
@@ -221,7 +221,7 @@ def log_points(done: int, total: int, log_every: int | str) -> list[int]:
     return sorted({p for p in points if done < p < total} | {total})
 
 
-def perturbed(state: State, game: EFG, key, scale: float = 1e-12) -> State:
+def perturbed(state: State, game: EFG, key, scale: float | int = 1e-12) -> State:
     """The state with `scale` U(0, 1) added to every regret.
 
     Raises:

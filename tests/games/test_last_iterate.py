@@ -29,7 +29,7 @@ def cases():
         yield pytest.param("leduc_poker", name, marks=marks)
 
 
-@pytest.mark.parametrize(("game", "name"), cases())
+@pytest.mark.parametrize(("game", "name"), list(cases()))
 def test_liteefg(game, name, oracles, trajectory):
     with (oracles / "games" / "liteefg_curves.csv").open() as file:
         rows = sorted(

@@ -80,7 +80,7 @@ def cases():
             yield pytest.param(game, name, marks=marks)
 
 
-@pytest.mark.parametrize(("game", "name"), cases())
+@pytest.mark.parametrize(("game", "name"), list(cases()))
 def test_curves_of_an_independent_implementation(game, name, oracles, trajectory):
     rows = curve(oracles / "games" / "curves_short.csv")[game, name]
     window = WINDOW[game].get(name, WINDOW[game][""])

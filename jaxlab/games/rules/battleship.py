@@ -21,10 +21,10 @@ class Battleship:
     height: int = 2
     width: int = 2
     ship_sizes: tuple[int, ...] = (2,)
-    ship_values: tuple[float, ...] = (1.0,)
+    ship_values: tuple[float | int, ...] = (1.0,)
     shots: int = 3
     repeat: bool = True
-    loss: float = 1.0
+    loss: float | int = 1.0
 
     def __post_init__(self):
         if len(self.ship_sizes) != len(self.ship_values) or not self.ship_sizes:
