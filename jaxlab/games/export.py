@@ -4,12 +4,13 @@ import csv
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxlab.games.efg import EFG
 from jaxlab.games.evaluate import Profile
+from jaxlab.games.tables import Tables
 
 if TYPE_CHECKING:
     from jaxlab.games.solving import Result
@@ -28,7 +29,7 @@ def named_strategy(game: EFG, profile: Profile) -> list[dict[str, dict[str, floa
             )
         named: dict[str, dict[str, float]] = {}
         for infoset, name in enumerate(game.infosets(p)):
-            first, count = tables.first_seq[p][infoset], tables.num_actions[p][infoset]
+            first, count = _block(tables, p, infoset)
             block = range(first, first + count)
             named[name] = {
                 _action(tables, p, s, first): float(strategy[s]) for s in block
@@ -57,7 +58,7 @@ def from_named(game: EFG, named) -> Profile:
         for infoset, name in enumerate(names):
             if name not in named[p]:
                 raise ValueError(f"strategy of player {p} lacks infoset {name!r}")
-            first, count = tables.first_seq[p][infoset], tables.num_actions[p][infoset]
+            first, count = _block(tables, p, infoset)
             actions = [
                 _action(tables, p, s, first) for s in range(first, first + count)
             ]
@@ -180,7 +181,11 @@ def plot(results: Mapping[str, "Result"], path, against: str = "iteration") -> N
     figure.savefig(path, dpi=150)
 
 
-def _action(tables: Any, p: int, sequence: int, first: int) -> str:
+def _block(tables: Tables, p: int, infoset: int) -> tuple[int, int]:
+    return int(tables.first_seq[p][infoset]), int(tables.num_actions[p][infoset])
+
+
+def _action(tables: Tables, p: int, sequence: int, first: int) -> str:
     if tables.actions is None:
         return str(sequence - first)
     return tables.actions[p][sequence]

@@ -65,7 +65,10 @@ def test_sizes_and_uniform_play_match_openspiel(name, oracles):
     value = games.expected_value(game, profile)
     np.testing.assert_allclose(value, expected["uniform_value_p0"], atol=1e-10)
     np.testing.assert_allclose(
-        games.nashconv(game, profile), expected["uniform_nashconv"], rtol=1e-10
+        games.nashconv(game, profile),
+        expected["uniform_nashconv"],
+        rtol=1e-10,
+        atol=1e-12,
     )
     if "br_value_vs_uniform" in expected:
         responses = [games.br_value(game, p, profile) for p in (0, 1)]
