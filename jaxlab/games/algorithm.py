@@ -34,7 +34,7 @@ class State:
 
     iteration: Int[Array, ""]
     hparams: dict[str, Array]
-    players: tuple[dict[str, Any], dict[str, Any]]
+    players: tuple[dict[str, Any], ...]
 
 
 class Info(NamedTuple):

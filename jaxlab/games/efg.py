@@ -111,7 +111,7 @@ class EFG:
     float32 and float64 programs; `astype` fixes the choice.
     """
 
-    players: tuple[Player, Player]
+    players: tuple[Player, ...]
     tables: Tables | None = dataclasses.field(metadata=dict(static=True))
 
     @classmethod

@@ -17,7 +17,7 @@ import numpy as np
 from jaxlab.games import treeplex
 from jaxlab.games.efg import EFG
 
-Profile = tuple[Any, Any]
+Profile = tuple[Any, ...]
 
 
 def uniform(game: EFG, dtype=None) -> Profile:
@@ -143,9 +143,10 @@ def regularised_gap(game: EFG, profile: Profile, mu, gamma, reference: Profile):
 
         def perturbed_best(g, q, player=player):
             actions = treeplex.lift(player.num_actions[g], q[0])
+            module = np if isinstance(q, np.ndarray) else jnp
             valid = treeplex.lift(player.uniform[g], q) > 0
-            mean = (q * valid).sum(axis=0)
-            return gamma * mean + (1 - gamma * actions) * _best(player, g, q)
+            everything = module.where(valid, q, 0).sum(axis=0)
+            return gamma * everything + (1 - gamma * actions) * _best(player, g, q)
 
         _, values = treeplex.backup(player, gradient, perturbed_best)
         total = total + treeplex.root_value(player, values, 0.0)

@@ -124,7 +124,7 @@ def solve(
             state = _advance(algorithm.update, game, state, steps)
             jax.block_until_ready(state)
         wall = time.perf_counter() - begin
-        measured = _measure(algorithm, game, state)
+        measured = _measure(algorithm, game, host_game, state)
         best = np.minimum(best, measured["nashconv_last"])
         rows.append(
             {"iteration": point, "wall_time": wall, "best_so_far_last": best} | measured
@@ -270,14 +270,14 @@ def _offer(offer, state: State, game: EFG) -> Profile:
     return offer(state, game)
 
 
-def _measure(algorithm: Algorithm, game: EFG, state: State):
+def _measure(algorithm: Algorithm, game: EFG, host_game: EFG, state: State):
     if game.dtype == jnp.float64:
         row = _measure_on_device(
             game, state, algorithm.last, algorithm.average, algorithm.averages
         )
         row = jax.tree.map(np.asarray, row)
     else:
-        row = _measure_on_host(algorithm, game, state)
+        row = _measure_on_host(algorithm, game, host_game, state)
     return {
         "nashconv_avg": row.nashconv_avg,
         "nashconv_last": row.nashconv_last,
@@ -285,8 +285,8 @@ def _measure(algorithm: Algorithm, game: EFG, state: State):
     }
 
 
-def _measure_on_host(algorithm: Algorithm, game: EFG, state: State) -> Logged:
-    host = jax.tree.map(np.asarray, game)
+def _measure_on_host(algorithm, game: EFG, host_game: EFG, state: State) -> Logged:
+    host = jax.tree.map(np.asarray, host_game)
     last = _on_host(game, _offer(algorithm.last, state, game))
     nashconv_last = np.asarray(evaluate.nashconv(host, last))
     best, nashconv_avg = last, np.full_like(nashconv_last, np.nan)

@@ -67,15 +67,15 @@ class Tables:
     """
 
     name: str
-    parent_seq: tuple[np.ndarray, np.ndarray]
-    first_seq: tuple[np.ndarray, np.ndarray]
-    num_actions: tuple[np.ndarray, np.ndarray]
+    parent_seq: tuple[np.ndarray, ...]
+    first_seq: tuple[np.ndarray, ...]
+    num_actions: tuple[np.ndarray, ...]
     row: np.ndarray
     col: np.ndarray
     val: np.ndarray
-    reach: tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None = None
-    infosets: tuple[list[str], list[str]] | None = None
-    actions: tuple[list[str], list[str]] | None = None
+    reach: tuple[tuple[np.ndarray, ...], ...] | None = None
+    infosets: tuple[list[str], ...] | None = None
+    actions: tuple[list[str], ...] | None = None
     histories: int = -1
     terminals: int = -1
     entries: int = -1
@@ -105,11 +105,11 @@ class Tables:
         return len(self.first_seq[0]), len(self.first_seq[1])
 
     @functools.cached_property
-    def num_sequences(self) -> tuple[int, int]:
+    def num_sequences(self) -> tuple[int, ...]:
         return tuple(1 + int(n.sum()) for n in self.num_actions)
 
     @functools.cached_property
-    def infoset_of(self) -> tuple[np.ndarray, np.ndarray]:
+    def infoset_of(self) -> tuple[np.ndarray, ...]:
         """Owner of each sequence, int32 `[nS_p]`; -1 for the empty sequence."""
         owners = []
         for first, count in zip(self.first_seq, self.num_actions, strict=True):
@@ -121,7 +121,7 @@ class Tables:
         return tuple(owners)
 
     @functools.cached_property
-    def levels(self) -> tuple[np.ndarray, np.ndarray]:
+    def levels(self) -> tuple[np.ndarray, ...]:
         """Own moves before each infoset, int32 `[nI_p]`."""
         return tuple(_levels(self, p) for p in (0, 1))
 
@@ -171,22 +171,18 @@ def load(path: str | pathlib.Path) -> Tables:
     path = pathlib.Path(path)
     if path.suffix == ".json":
         raw = json.loads(path.read_text())
-        get = raw.get
-
-        def pair(field):
-            return raw.get(field)
     else:
         with np.load(path) as file:
             raw = dict(file)
-        get = raw.get
+        for name in [n.removesuffix("_0") for n in raw if n.endswith("_0")]:
+            raw[name] = [raw[f"{name}_{p}"] for p in (0, 1)]
+    get = raw.get
 
-        def pair(field):
-            return (
-                [raw[f"{field}_{p}"] for p in (0, 1)] if f"{field}_0" in raw else None
-            )
+    def pair(field):
+        return raw.get(field, ())
 
     for field in ("parent_seq", "first_seq", "num_actions"):
-        if pair(field) is None:
+        if len(pair(field)) != 2:
             raise ValueError(f"{path.name} lacks {field}; needed for both players")
     for field in ("row", "col", "val"):
         if get(field) is None:
@@ -196,11 +192,10 @@ def load(path: str | pathlib.Path) -> Tables:
         return tuple(np.asarray(a, np.int32) for a in pair(field))
 
     def names(field):
-        both = pair(field)
-        return None if both is None else tuple([str(n) for n in a] for a in both)
+        return tuple([str(n) for n in a] for a in pair(field)) or None
 
     reach = None
-    if pair("reach_infoset") is not None:
+    if pair("reach_infoset"):
         parts = integers("reach_infoset"), integers("reach_seq"), pair("reach_val")
         reach = tuple(
             (parts[0][p], parts[1][p], np.asarray(parts[2][p], np.float64))

@@ -93,7 +93,7 @@ def test_a_frozen_reference_leads_to_the_saddle_point(
     algorithm = games.rtcfr_plus(mu, gamma, moving=False)
     state = algorithm.init(game)
     state = solving.perturbed(state, game, jax.random.key(1), start)
-    *_, (_, logged, state) = trajectory(game, algorithm, [1500], state)
+    *_, (_, logged, state) = trajectory(game, algorithm, [5000], state)
     named = games.named_strategy(game, algorithm.last(state, game))
     for p in (0, 1):
         for key, bet in saddle["bet_prob"][p].items():
