@@ -4,13 +4,13 @@ Question: NashConv against iterations and against seconds, on tabular poker, dic
           and battleship, for every algorithm of `jaxlab.games` at its default numbers.
 Data:     none; the games are built from their rules.
 Expected: after 10,000 iterations the last iterate of RTCFR+ is at most 1e-9 on Kuhn,
-          1e-7 on Leduc, 1e-12 on liar's dice with 4 faces, 1e-4 on Goofspiel 4; on
-          Goofspiel the averages of PCFR+ and PDCFR+ are far ahead, and on Battleship
-          RTCFR+ is slower than the whole averaged family. Obtained figures:
-          docs/games.md. The source is the claim of the paper (Efficient Last-Iterate
-          Convergence in Solving Extensive-Form Games, NeurIPS 2025), which gives no
-          numbers in its abstract; the bands come from its official code.
-Time:     about 3 minutes on 2 CPU cores; `--preset all` (larger games) 40 minutes.
+          1e-7 on Leduc, 1e-12 on liar's dice with 4 faces, 1e-4 on Goofspiel 4: bands
+          from runs of the official code of the paper (Efficient Last-Iterate
+          Convergence in Solving Extensive-Form Games, NeurIPS 2025), whose abstract
+          gives no numbers. Obtained: 6.5e-11 on Kuhn, 5.3e-9 on Leduc, 1.1e-16 on
+          liar's dice; docs/games.md has the averages beside them.
+Time:     some minutes on 2 CPU cores, most of it compiling 70 solvers; not measured
+          on an idle machine. `--preset all` adds the larger games.
 
 Trajectories are chaotic at rounding level: RTCFR+ is run from `starts` starts with
 regrets of 1e-12 and the worst and best are reported.
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from jaxlab import games, io
+from jaxlab.games.solving import COLUMNS
 
 GAMES = {
     "kuhn": games.kuhn,
@@ -80,9 +81,8 @@ class Result:
 def run(config: Config, session: io.Session | None = None) -> Result:
     session = session or io.Session.null()
     pairs = [(g, a) for g in config.games for a in config.algorithms]
-    columns = len(games_columns())
     rows = 64  # log points at most: 1, 2, 5 per decade
-    like = np.full((len(pairs), config.starts, columns, rows), np.nan)
+    like = np.full((len(pairs), config.starts, len(COLUMNS), rows), np.nan)
     done, saved = session.checkpoints.restore(like)
     curves = np.array(saved)
     with jax.enable_x64(True), session.progress(len(pairs), start=done) as bar:
@@ -107,30 +107,24 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     return result
 
 
-def games_columns() -> tuple[str, ...]:
-    from jaxlab.games.solving import COLUMNS
-
-    return COLUMNS
-
-
 def _solve(config: Config, name: str, algorithm: str, rows: int) -> np.ndarray:
     game, solver = GAMES[name](), games.make_algorithm(algorithm)
     slow = algorithm in BASELINES
     iterations = config.baseline_iterations if slow else config.iterations
-    out = np.full((config.starts, len(games_columns()), rows), np.nan)
+    out = np.full((config.starts, len(COLUMNS), rows), np.nan)
     seeds: list[int | None] = [None]
     if algorithm == "rtcfr+":
         seeds += list(range(1, config.starts))
     for i, seed in enumerate(seeds):
         result = games.solve(game, solver, iterations, log_every="log", seed=seed)
-        for column, key in enumerate(games_columns()):
+        for column, key in enumerate(COLUMNS):
             out[i, column, : len(result.history[key])] = result.history[key]
     return out
 
 
 def _offered(algorithm: str) -> int:
     key = "nashconv_avg" if algorithm in AVERAGED else "nashconv_last"
-    return games_columns().index(key)
+    return COLUMNS.index(key)
 
 
 def _end(curve: np.ndarray, algorithm: str) -> tuple[float, float, float]:
@@ -153,14 +147,13 @@ def _print(result: Result, session: io.Session) -> None:
 def _draw(config: Config, pairs, curves, directory) -> None:
     from matplotlib.figure import Figure
 
-    columns = games_columns()
     for against, label in (("iteration", "iterations"), ("wall_time", "seconds")):
         figure = Figure(figsize=(4 * len(config.games), 4), layout="constrained")
         axes = figure.subplots(1, len(config.games), squeeze=False)[0]
         for (game, algorithm), curve in zip(pairs, curves, strict=True):
             ax = axes[config.games.index(game)]
             for i, start in enumerate(curve):
-                x, y = start[columns.index(against)], start[_offered(algorithm)]
+                x, y = start[COLUMNS.index(against)], start[_offered(algorithm)]
                 if not np.isfinite(y).any():
                     continue
                 line = {"linewidth": 2.0 if algorithm == "rtcfr+" else 1.0}

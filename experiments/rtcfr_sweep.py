@@ -3,9 +3,9 @@
 Question: NashConv of the last iterate over a grid mu x T_u, per game. "Parameter-free"
           refers to the inner solver's step size; the outer loop does have parameters.
 Data:     none.
-Expected: on Leduc no setting is far better than the default (mu = 1e-3, T_u = 100);
-          on Battleship, where the default is slow, the best setting is elsewhere.
-          Obtained figures: docs/games.md.
+Expected: on Battleship the default mu = 1e-3 is slow and mu = 1e-1 is not. Obtained
+          after 2,000 iterations: 7e-2 against 4e-16 at T_u = 100 (docs/games.md has
+          the grid). The grid of the default game has not been published.
 Time:     about 2 minutes on 2 CPU cores. The whole grid is one program on a trailing
           batch axis, as `games.solve_batch`.
 """
