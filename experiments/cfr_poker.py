@@ -3,10 +3,12 @@
 Question: what does an equilibrium of Leduc poker look like, and how much does a best
           response earn against a player who is not one?
 Data:     none; an opponent may be read from a strategy file.
-Expected: the game value -0.0856064 to player 0 (the first to act pays for it), found
-          to NashConv below 1e-6 by RTCFR+ in under 10,000 iterations; a caller loses
-          more than a uniform player does.
-Time:     10 seconds on 2 CPU cores.
+Expected: the game value -0.0856064 to player 0, whose NashConv RTCFR+ brings below
+          1e-6 within 10,000 iterations (obtained with suits: 1.2e-9 at 10,000); a best
+          response earns at least what the equilibrium does, and the equilibrium at
+          least the game value (both are tested).
+Time:     not measured on an idle machine; 1,000 iterations take well under a second
+          once compiled.
 """
 
 import dataclasses
