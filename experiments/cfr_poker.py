@@ -7,8 +7,7 @@ Expected: the game value -0.0856064 to player 0, whose NashConv RTCFR+ brings be
           1e-6 within 10,000 iterations (obtained with suits: 1.2e-9 at 10,000); a best
           response earns at least what the equilibrium does, and the equilibrium at
           least the game value (both are tested).
-Time:     not measured on an idle machine; 1,000 iterations take well under a second
-          once compiled.
+Time:     not measured on an idle machine.
 """
 
 import dataclasses
