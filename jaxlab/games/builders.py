@@ -35,7 +35,9 @@ def leduc(
     ante: int = 1,
     suit_isomorphism: bool = False,
 ) -> EFG:
-    return build(Leduc(ranks, suits, tuple(bets), max_raises, ante, suit_isomorphism))
+    return build(
+        Leduc(ranks, suits, (bets[0], bets[1]), max_raises, ante, suit_isomorphism)
+    )
 
 
 def liars_dice(faces: int = 6) -> EFG:

@@ -52,7 +52,7 @@ def place(tables: Tables, p: int, groups, members) -> Arrangement:
             if infoset == len(tables.first_seq[p]):
                 continue
             first, n = tables.first_seq[p][infoset], tables.num_actions[p][infoset]
-            slots = offset + column + group.count * np.arange(n)
+            slots = offset + column + group.count * np.arange(int(n))
             slot_of_seq[first : first + n] = slots
         offset += group.slots
     return Arrangement(groups, members, slot_of_seq)

@@ -40,19 +40,20 @@ def _maximin(tables: Tables, p: int) -> tuple[float, np.ndarray]:
     shape = tables.num_sequences
     matrix = sparse.coo_array((tables.val, (tables.row, tables.col)), shape=shape)
     matrix = matrix.tocsr() if p == 0 else -matrix.T.tocsr()
-    num_own, num_duals = shape[p], other.shape[0]
+    num_own, num_duals = shape[p], 1 + tables.num_infosets[1 - p]
+    num_rows = 1 + tables.num_infosets[p]
     # Variables x, then w (w[0] the value): F^T w <= A^T x.
     objective = np.zeros(num_own + num_duals)
     objective[num_own] = -1
     upper = sparse.hstack([-matrix.T, other.T]).tocsr()
-    equal = sparse.hstack([own, sparse.csr_array((own.shape[0], num_duals))]).tocsr()
-    right = np.zeros(own.shape[0])
+    equal = sparse.hstack([own, sparse.csr_array((num_rows, num_duals))]).tocsr()
+    right = np.zeros(num_rows)
     right[0] = 1
     bounds = [(0, None)] * num_own + [(None, None)] * num_duals
     result = scipy.optimize.linprog(
         objective,
         A_ub=upper,
-        b_ub=np.zeros(upper.shape[0]),
+        b_ub=np.zeros(shape[1 - p]),
         A_eq=equal,
         b_eq=right,
         bounds=bounds,

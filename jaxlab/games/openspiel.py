@@ -46,7 +46,9 @@ def to_openspiel_policy(game: EFG, profile: Profile, openspiel_game: Any):
     information states and action numbers.
     """
     _pyspiel()
-    from open_spiel.python import policy as policies
+    from open_spiel.python import (  # pyright: ignore[reportMissingImports]
+        policy as policies,
+    )
 
     if isinstance(openspiel_game, str):
         openspiel_game = _pyspiel().load_game(openspiel_game)
@@ -109,7 +111,7 @@ class _Rules:
 
 def _pyspiel():
     try:
-        import pyspiel
+        import pyspiel  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(_MISSING) from error
     return pyspiel

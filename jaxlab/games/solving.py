@@ -116,6 +116,7 @@ def solve(
             state = perturbed(state, game, jax.random.key(seed))
     elif hparams or seed is not None:
         raise ValueError("state already holds hparams and start; pass only one of them")
+    assert state is not None
     rows: list[dict[str, Any]] = []
     begin, best = time.perf_counter(), np.inf
     for point in log_points(int(state.iteration), iterations, log_every):

@@ -76,7 +76,7 @@ class Battleship:
 
     def legal(self, state):
         ships, shots = state
-        p = self.player(state)
+        p = self.player(state) or 0  # never asked once the game is over
         if len(ships[1]) == len(self.ship_sizes):
             cells = range(self.height * self.width)
             return [c for c in cells if self.repeat or c not in shots[p]]
@@ -86,14 +86,14 @@ class Battleship:
 
     def next(self, state, action):
         ships, shots = state
-        p = self.player(state)
+        p = self.player(state) or 0  # never asked once the game is over
         if isinstance(action, tuple):
             return _append(ships, p, action), shots
         return ships, _append(shots, p, action)
 
     def infoset_key(self, state):
         ships, shots = state
-        p = self.player(state)
+        p = self.player(state) or 0  # never asked once the game is over
         fleet = " ".join("".join(map(str, s)) for s in ships[p])
         own = " ".join(
             f"{c}{self._answer(ships[1 - p], shots[p][:i], c)}"

@@ -68,7 +68,7 @@ class Goofspiel:
         return mine, (*theirs, action), prizes
 
     def infoset_key(self, state):
-        p = self.player(state)
+        p = self.player(state) or 0  # never asked once the game is over
         own, other, prizes = state[p], state[1 - p], state[2]
         turns = len(state[1])
         if self.imp_info:
