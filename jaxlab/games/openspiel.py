@@ -36,7 +36,8 @@ def from_openspiel(game: Any) -> EFG:
     }
     if kind.utility not in zero_sum or game.utility_sum() not in (0, 0.0):
         raise ValueError(f"{game} is not zero-sum; its utility type is {kind.utility}")
-    return EFG.from_tables(tables_lib.build(_Rules(game)))
+    rules: Any = _Rules(game)
+    return EFG.from_tables(tables_lib.build(rules))
 
 
 def to_openspiel_policy(game: EFG, profile: Profile, openspiel_game: Any):

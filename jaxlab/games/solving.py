@@ -111,28 +111,29 @@ def solve(
     host_game = game
     game = game.astype(dtype or game.dtype)
     if state is None:
-        state = _init(algorithm.init, game, dict(hparams or {}))
+        current: State = _init(algorithm.init, game, dict(hparams or {}))
         if seed is not None:
-            state = perturbed(state, game, jax.random.key(seed))
+            current = perturbed(current, game, jax.random.key(seed))
     elif hparams or seed is not None:
         raise ValueError("state already holds hparams and start; pass only one of them")
-    assert state is not None
+    else:
+        current = state
     rows: list[dict[str, Any]] = []
     begin, best = time.perf_counter(), np.inf
-    for point in log_points(int(state.iteration), iterations, log_every):
-        steps = point - int(state.iteration)
+    for point in log_points(int(current.iteration), iterations, log_every):
+        steps = point - int(current.iteration)
         if steps:
-            state = _advance(algorithm.update, game, state, steps)
-            jax.block_until_ready(state)
+            current = _advance(algorithm.update, game, current, steps)
+            jax.block_until_ready(current)
         wall = time.perf_counter() - begin
-        measured = _measure(algorithm, game, host_game, state)
+        measured = _measure(algorithm, game, host_game, current)
         best = np.minimum(best, measured["nashconv_last"])
         rows.append(
             {"iteration": point, "wall_time": wall, "best_so_far_last": best} | measured
         )
         offered = "nashconv_avg" if algorithm.averages else "nashconv_last"
         done = stop_below is not None and np.all(rows[-1][offered] < stop_below)
-        if callback is not None and callback(state, rows[-1]):
+        if callback is not None and callback(current, rows[-1]):
             done = True
         if done:
             break
@@ -141,9 +142,9 @@ def solve(
         game=host_game,
         algorithm=algorithm,
         history=history,
-        strategy=_offered(algorithm, game, state),
-        state=state,
-        hparams={k: np.asarray(v).tolist() for k, v in state.hparams.items()},
+        strategy=_offered(algorithm, game, current),
+        state=current,
+        hparams={k: np.asarray(v).tolist() for k, v in current.hparams.items()},
     )
 
 
