@@ -6,7 +6,7 @@ is loaded when it is first used.
 
 import importlib
 
-_AREAS = ("io", "rl")
+_AREAS = ("games", "io", "rl")
 
 __all__ = ["__version__", *_AREAS]
 
