@@ -5,10 +5,16 @@ is loaded when it is first used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxlab import games, io, rl
+
+    __version__: str
+
+__all__ = ["__version__", "games", "io", "rl"]
 
 _AREAS = ("games", "io", "rl")
-
-__all__ = ["__version__", *_AREAS]
 
 
 def __getattr__(name: str):
