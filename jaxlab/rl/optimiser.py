@@ -58,8 +58,9 @@ def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
     rho_inf = 2 / (1 - b2) - 1
 
     def init(params: PyTree) -> RAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return RAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+        # Two trees, not one twice: the state is donated, and a buffer only once.
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return RAdamState(jnp.zeros((), jnp.int32), mu, nu)
 
     def update(grads, state, params, learning_rate, max_norm):
         scale, finite, info = _measure(grads, max_norm)
