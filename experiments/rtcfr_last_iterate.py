@@ -156,11 +156,14 @@ def _draw(config: Config, pairs, curves, directory) -> None:
                 x, y = start[COLUMNS.index(against)], start[_offered(algorithm)]
                 if not np.isfinite(y).any():
                     continue
-                line = {"linewidth": 2.0 if algorithm == "rtcfr+" else 1.0}
-                if algorithm == "rtcfr+":
-                    line["color"] = "black"
-                shown = algorithm if i == 0 else None
-                ax.loglog(x, np.maximum(y, 1e-17), label=shown, **line)
+                ours = algorithm == "rtcfr+"
+                ax.loglog(
+                    x,
+                    np.maximum(y, 1e-17),
+                    label=algorithm if i == 0 else None,
+                    color="black" if ours else None,
+                    linewidth=2.0 if ours else 1.0,
+                )
             ax.set_title(game)
             ax.set_xlabel(label)
             ax.grid(alpha=0.3)

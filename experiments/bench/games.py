@@ -214,18 +214,23 @@ def _cases(name: str, servers: dict, ready: dict) -> list[harness.Case]:
     unit = "iterations/CPU-s"
 
     def rate(key):
-        return servers[key].rate() if key in servers else None
+        return servers[key].rate()
+
+    def peer_rate(key):
+        return rate(key) if key in servers else None
 
     rows = []
     for label, key in (("", "ours"), (" one kernel", "one kernel")):
         for peer in ("openspiel", "liteefg"):
             title = f"{name} cfr+{label} {peer}"
-            rows.append(harness.Case(title, rate(key), rate(peer), unit))
+            rows.append(harness.Case(title, rate(key), peer_rate(peer), unit))
     title = f"{name} rtcfr+ (peer: cfr+) liteefg"
-    rows.append(harness.Case(title, rate("rtcfr+"), rate("liteefg"), unit))
+    rows.append(harness.Case(title, rate("rtcfr+"), peer_rate("liteefg"), unit))
     if "isomorphic" in servers:
         title = f"{name} isomorphic cfr+ openspiel"
-        rows.append(harness.Case(title, rate("isomorphic"), rate("openspiel"), unit))
+        rows.append(
+            harness.Case(title, rate("isomorphic"), peer_rate("openspiel"), unit)
+        )
     for key in ("ours", "rtcfr+"):
         title = f"{name} compile {key}"
         rows.append(harness.Case(title, ready[key]["start_s"], None, "CPU-s", True))
