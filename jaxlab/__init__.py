@@ -6,7 +6,7 @@ is loaded when it is first used.
 
 import importlib
 
-_AREAS = ("io", "rl")
+_AREAS = ("io", "rl", "smc")
 
 __all__ = ["__version__", *_AREAS]
 
