@@ -27,9 +27,14 @@ class Fit(NamedTuple):
 
 
 def fit(
-    mean: Callable, y: Float[Array, "n"], sigma: float, dim: int, num_steps: int = 25
+    mean: Callable,
+    y: Float[Array, "n"],
+    sigma: float,
+    dim: int,
+    num_steps: int = 25,
+    start: Float[Array, "d"] | None = None,
 ) -> Fit:
-    """Levenberg-Marquardt from `u = 0` on `|u|^2 / 2 + |y - mean(u)|^2 / 2 sigma^2`.
+    """Levenberg-Marquardt on `|u|^2 / 2 + |y - mean(u)|^2 / 2 sigma^2`.
 
     A step is kept only if it lowers the objective. Costs `num_steps` candidate
     evaluations and `num_steps + 1` Jacobians of `1 + d` evaluations each.
@@ -40,6 +45,8 @@ def fit(
       sigma: noise standard deviation.
       dim: `d`.
       num_steps: iterations, static.
+      start: first guess, the prior mean if None. The parameters that generated `y`
+        are a good one for reference values, and a forbidden one for estimates.
     """
     eye = jnp.eye(dim, dtype=y.dtype)
 
@@ -65,8 +72,9 @@ def fit(
         damping = jnp.where(better, damping * 0.2, damping * 6.0)
         return (u, jnp.clip(damping, 1e-8, 1e8)), None
 
-    start = (jnp.zeros(dim, y.dtype), jnp.asarray(1e-2, y.dtype))
-    (mode, _), _ = jax.lax.scan(improve, start, length=num_steps)
+    start = jnp.zeros(dim, y.dtype) if start is None else start
+    carry = (start, jnp.asarray(1e-2, y.dtype))
+    (mode, _), _ = jax.lax.scan(improve, carry, length=num_steps)
     _, jacobian = linearise(mode)
     cost = num_steps * (2 + dim) + 1 + dim
     return Fit(mode, jacobian.T @ jacobian, jnp.full((), cost, jnp.int32))

@@ -53,7 +53,7 @@ def equal_length(
     pieces = 0.5 * (speed[1:] + speed[:-1]) * jnp.diff(s)
     length = jnp.concatenate([jnp.zeros_like(pieces[:1]), jnp.cumsum(pieces)])
     # A flat stretch (no information) would make the inverse undefined.
-    length = length + length[-1] * 1e-6 * s + jnp.finfo(s.dtype).tiny * s
+    length = length + (1e-6 * length[-1] + 1e-12) * s
     fraction = jnp.linspace(0, 1, num_temps + 1, dtype=s.dtype)
     betas = jnp.interp(fraction * length[-1], length, s) ** 4
     return betas.at[0].set(0.0).at[-1].set(1.0), length[-1]

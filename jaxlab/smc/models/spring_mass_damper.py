@@ -65,11 +65,13 @@ def position(m, c, k, x0, force, w, t: Float[Array, "n"]) -> Float[Array, "n"]:
     growth = jnp.exp(jnp.where(under, 0.0, phase))
     cosine = jnp.where(under, jnp.cos(phase), 0.5 * (growth + 1 / growth))
     sine = jnp.where(under, jnp.sin(phase), 0.5 * (growth - 1 / growth)) / s
-    # Near critical damping sin(st)/s is 0/0; its series in D t^2 is exact there.
+    # Near critical damping sin(st)/s is 0/0 and both have a kink in s, but not in D.
     x = discriminant * t * t
     near = jnp.abs(x) < 0.05
     x = jnp.where(near, x, 0.0)
-    series = t * (1 - x / 6 * (1 - x / 20 * (1 - x / 42)))
-    sine = jnp.where(near, series, sine)
+    cosine = jnp.where(
+        near, 1 - x / 2 * (1 - x / 12 * (1 - x / 30 * (1 - x / 56))), cosine
+    )
+    sine = jnp.where(near, t * (1 - x / 6 * (1 - x / 20 * (1 - x / 42))), sine)
     transient = (x0 - a) * cosine + (decay * (x0 - a) - b * w) * sine
     return jnp.exp(-decay * t) * transient + a * jnp.cos(w * t) + b * jnp.sin(w * t)
