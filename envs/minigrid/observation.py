@@ -1,0 +1,139 @@
+"""Everything an agent may be shown of a state, by name.
+
+Symbolic arrays are indexed [x, y, channel] as in MiniGrid, pictures [row, column, rgb].
+
+Source: Farama-Foundation/Minigrid, minigrid_env.py (`gen_obs`, `get_full_render`) and
+wrappers.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt8
+
+from envs import spaces
+from envs.minigrid import cells, render
+from envs.minigrid.state import State
+from envs.minigrid.view import coordinates, partial_view, visible_cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Lens:
+    """The static choices an observation depends on."""
+
+    width: int
+    height: int
+    see_through_walls: bool
+    view_size: int = 7
+    tile_size: int = 8
+
+    def __post_init__(self):
+        if self.view_size < 3 or self.view_size % 2 == 0:
+            raise ValueError(
+                f"view_size={self.view_size} must be odd and at least 3; the agent "
+                "stands in the middle of the last row"
+            )
+        if self.tile_size < 1:
+            raise ValueError(f"tile_size={self.tile_size} must be at least 1")
+
+
+class Observation(NamedTuple):
+    """How to look at a state, and the space of what is seen."""
+
+    look: Callable[[State, Lens], Any]
+    space: Callable[[Lens], Any]
+
+
+def symbolic_partial(state: State, lens: Lens) -> UInt8[Array, "V V 3"]:
+    """MiniGrid's own observation: the lit cells ahead, the agent's cell showing
+    what it carries."""
+    return cells.decode(partial_view(state, lens.view_size, lens.see_through_walls))
+
+
+def symbolic_full(state: State, lens: Lens) -> UInt8[Array, "W H 3"]:
+    """The whole grid; the agent's cell reads (agent, red, direction)."""
+    here = cells.pack(cells.AGENT, cells.RED, 0)
+    whole = cells.decode(state.grid.astype(jnp.int32))
+    agent = jnp.stack([jnp.int32(here), jnp.int32(0), state.direction])
+    return jnp.where(_agent_mask(state)[..., None], _bytes(agent), whole)
+
+
+def onehot_partial(state: State, lens: Lens) -> UInt8[Array, "V V 20"]:
+    """The partial view as one-hot object (11), color (6) and state (3)."""
+    view = partial_view(state, lens.view_size, lens.see_through_walls)[..., None]
+    sizes = len(cells.OBJECTS), len(cells.COLORS), len(cells.STATES)
+    parts = cells.kind(view), cells.color(view), cells.state(view)
+    hot = [
+        part == jnp.arange(size, dtype=jnp.int32)[None, None, :]
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return jnp.concatenate(hot, axis=-1).astype(jnp.uint8)
+
+
+def rgb_partial(state: State, lens: Lens) -> UInt8[Array, "rows columns 3"]:
+    """Picture of the partial view: lit cells bright, the agent over what it carries."""
+    size = lens.view_size
+    seen, mask = visible_cells(state, size, lens.see_through_walls)
+    i = jnp.arange(size, dtype=jnp.int32)[:, None]
+    j = jnp.arange(size, dtype=jnp.int32)[None, :]
+    here = (i == size // 2) & (j == size - 1)
+    shown = jnp.where(here, state.carrying, jnp.where(mask, seen, cells.UNSEEN))
+    agent = jnp.where(here, 3, jnp.int32(render.NO_AGENT))
+    return render.draw(shown, agent, mask, lens.tile_size)
+
+
+def rgb_full(state: State, lens: Lens) -> UInt8[Array, "rows columns 3"]:
+    """Picture of the whole grid, the cells in the agent's view brightened."""
+    size = lens.view_size
+    _, mask = visible_cells(state, size, lens.see_through_walls)
+    x, y = coordinates(state.position, state.direction, size)
+    inside = (x >= 0) & (x < lens.width) & (y >= 0) & (y < lens.height)
+    index = jnp.where(inside & mask, x * lens.height + y, lens.width * lens.height)
+    bright = jnp.zeros(lens.width * lens.height + 1, bool).at[index].set(True)
+    bright = bright[:-1].reshape(lens.width, lens.height)
+    agent = jnp.where(_agent_mask(state), state.direction, render.NO_AGENT)
+    return render.draw(state.grid.astype(jnp.int32), agent, bright, lens.tile_size)
+
+
+def _agent_mask(state: State):
+    width, height = state.grid.shape
+    x = jnp.arange(width, dtype=jnp.int32)[:, None]
+    y = jnp.arange(height, dtype=jnp.int32)[None, :]
+    return (x == state.position[0]) & (y == state.position[1])
+
+
+def _bytes(values):
+    return values.astype(jnp.uint8)[None, None, :]
+
+
+def _symbols(width: int, height: int) -> spaces.Box:
+    return spaces.Box(0, len(cells.OBJECTS) - 1, (width, height, 3), np.uint8)
+
+
+def _picture(columns: int, rows: int, tile_size: int) -> spaces.Box:
+    shape = (rows * tile_size, columns * tile_size, 3)
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+OBSERVATIONS = {
+    "symbolic_partial": Observation(
+        symbolic_partial, lambda lens: _symbols(lens.view_size, lens.view_size)
+    ),
+    "symbolic_full": Observation(
+        symbolic_full, lambda lens: _symbols(lens.width, lens.height)
+    ),
+    "onehot_partial": Observation(
+        onehot_partial,
+        lambda lens: spaces.Box(0, 1, (lens.view_size, lens.view_size, 20), np.uint8),
+    ),
+    "rgb_partial": Observation(
+        rgb_partial,
+        lambda lens: _picture(lens.view_size, lens.view_size, lens.tile_size),
+    ),
+    "rgb_full": Observation(
+        rgb_full, lambda lens: _picture(lens.width, lens.height, lens.tile_size)
+    ),
+}

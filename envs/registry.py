@@ -1,0 +1,214 @@
+"""From a name to an environment."""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs.minigrid import board, family
+from envs.minigrid.environment import MiniGrid
+from envs.minigrid.layouts import crossing, door_key, empty, four_rooms, lava_gap
+from envs.minigrid.observation import Lens
+from envs.minigrid.state import Params
+
+# One line per family: import its file above and list it here.
+FAMILIES = (
+    empty.FAMILY,
+    four_rooms.FAMILY,
+    door_key.FAMILY,
+    lava_gap.FAMILY,
+    crossing.FAMILY,
+)
+
+
+def registered() -> tuple[str, ...]:
+    """All ids that `make` takes, sorted."""
+    return tuple(sorted(_by_id()))
+
+
+def make(
+    name: str,
+    *,
+    obs: str = "symbolic_partial",
+    view_size: int = 7,
+    tile_size: int = 8,
+    auto_reset: str = "same_step",
+    reward_mode: str = "minigrid",
+    **overrides: Any,
+) -> tuple[MiniGrid, Params]:
+    """The environment registered under an id, and its default parameters.
+
+    Args:
+      name: such as "MiniGrid-DoorKey-8x8-v0"; prefix and version may be left out.
+      obs: what the agent sees; a name in `envs.minigrid.observation.OBSERVATIONS`.
+      view_size: side of the partial view, odd.
+      tile_size: pixels per cell of the picture observations.
+      auto_reset: "same_step", "next_step" or "disabled".
+      reward_mode: "minigrid" (1 - 0.9 t / T) or "sparse1" (1 for solving the task).
+      **overrides: fields of the family's config, such as `max_steps` or
+        `see_through_walls`.
+
+    Raises:
+      ValueError: for an unknown id, with the closest ones, or an unknown option.
+
+    >>> env, params = make("MiniGrid-Empty-8x8-v0")
+    >>> env.num_actions, env.observation_space(params).shape
+    (7, (7, 7, 3))
+    """
+    full = _resolve(name)
+    made, config = _by_id()[full]
+    known = {field.name for field in dataclasses.fields(config)}
+    for option in overrides:
+        if option not in known:
+            raise ValueError(
+                f"{option}={overrides[option]!r} is no option of {full}"
+                + _suggest(option, known | _OPTIONS)
+            )
+    config = dataclasses.replace(config, **overrides)
+    return from_family(
+        made,
+        config,
+        name=full,
+        obs=obs,
+        view_size=view_size,
+        tile_size=tile_size,
+        auto_reset=auto_reset,
+        reward_mode=reward_mode,
+    )
+
+
+_OPTIONS = {"obs", "view_size", "tile_size", "auto_reset", "reward_mode"}
+
+
+def from_family(
+    made: family.Family,
+    config: family.Config,
+    *,
+    name: str = "custom",
+    obs: str = "symbolic_partial",
+    view_size: int = 7,
+    tile_size: int = 8,
+    auto_reset: str = "same_step",
+    reward_mode: str = "minigrid",
+) -> tuple[MiniGrid, Params]:
+    """The environment of a family of your own; the options are those of `make`."""
+    env = MiniGrid(
+        name=name,
+        family=made,
+        config=config,
+        lens=Lens(
+            width=config.width,
+            height=config.height,
+            see_through_walls=config.see_through_walls,
+            view_size=view_size,
+            tile_size=tile_size,
+        ),
+        obs=obs,
+        auto_reset=auto_reset,
+        reward_mode=reward_mode,
+    )
+    return env, env.default_params
+
+
+def from_grids(
+    grids: Any,
+    agents: Any,
+    *,
+    max_steps: int,
+    missions: Sequence[str] = ("get to the green goal square",),
+    box_contents: Sequence[Any] | None = None,
+    see_through_walls: bool = False,
+    **options: Any,
+) -> tuple[MiniGrid, Params]:
+    """An environment with the base rules on boards of your own, drawn uniformly.
+
+    Args:
+      grids: uint8 `[K, W, H, 3]`, MiniGrid's (object, color, state) codes.
+      agents: int `[K, 3]`, x, y and direction of each start.
+      max_steps: time limit.
+      missions: one text for all boards, or one per board.
+      box_contents: per board, rows (x, y, object, color, state).
+      see_through_walls: whether walls and shut doors do not block the view.
+      **options: those of `make`.
+
+    Raises:
+      ValueError: if the boards, agents and texts do not fit together.
+    """
+    grids, agents = np.asarray(grids), np.asarray(agents)
+    if grids.ndim != 4 or grids.shape[-1] != 3 or agents.shape != (len(grids), 3):
+        raise ValueError(
+            "grids must be [K, W, H, 3] and agents [K, 3] with one K; got shapes "
+            f"{grids.shape} and {agents.shape}"
+        )
+    missions = tuple(missions)
+    if len(missions) not in (1, len(grids)):
+        raise ValueError(
+            f"missions must be one text, or one for each of the {len(grids)} boards; "
+            f"got {len(missions)}"
+        )
+    if box_contents is not None and len(box_contents) != len(grids):
+        raise ValueError(
+            f"box_contents must have one list for each of the {len(grids)} boards; "
+            f"got {len(box_contents)}"
+        )
+    _, width, height, _ = grids.shape
+    config = family.Config(width, height, max_steps, see_through_walls)
+    blank = family.Family(
+        generate=lambda key, config: family.Level(
+            board.walled(width, height), board.position(1, 1), jnp.int32(0)
+        ),
+        missions=lambda config: missions,
+        ids={},
+    )
+    env, _ = from_family(blank, config, **options)
+    starts = [
+        env.set_state(grid, agent, box_contents=contents)
+        for grid, agent, contents in zip(
+            grids, agents, box_contents or [()] * len(grids), strict=True
+        )
+    ]
+    packed = np.stack([np.asarray(start.grid) for start in starts])
+
+    def generate(key, config):
+        k = board.between(key, 0, len(packed) - 1)
+        agent = jnp.asarray(agents, jnp.int32)[k]
+        mission = k if len(missions) > 1 else jnp.int32(0)
+        return family.Level(jnp.asarray(packed)[k], agent[:2], agent[2], mission)
+
+    return from_family(dataclasses.replace(blank, generate=generate), config, **options)
+
+
+@functools.cache
+def _by_id() -> dict[str, tuple[family.Family, Any]]:
+    return {
+        name: (made, config) for made in FAMILIES for name, config in made.ids.items()
+    }
+
+
+def _resolve(name: str) -> str:
+    known = registered()
+    for candidate in (name, f"MiniGrid-{name}", f"{name}-v0", f"MiniGrid-{name}-v0"):
+        if candidate in known:
+            return candidate
+    raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
+
+
+def _suggest(name: str, known) -> str:
+    """Close matches; prefix and version are ignored while comparing."""
+
+    def bare(text: str) -> str:
+        return text.removeprefix("MiniGrid-").removeprefix("Navix-").rsplit("-v", 1)[0]
+
+    names = {bare(k).lower(): k for k in sorted(known)}
+    close = difflib.get_close_matches(bare(name).lower(), names, n=4, cutoff=0.5)
+    if not close:
+        return (
+            "; envs.registered() lists the ids"
+            if len(names) > 20
+            else ("; choose from " + ", ".join(sorted(known)))
+        )
+    return "; did you mean " + " or ".join(names[match] for match in close) + "?"

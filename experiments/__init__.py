@@ -1,0 +1,1 @@
+"""One file, one question; `python -m experiments` lists them."""

@@ -1,0 +1,1 @@
+"""Benchmarks, one module an area: `python -m experiments.bench.AREA [--json FILE]`."""

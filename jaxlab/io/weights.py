@@ -1,0 +1,139 @@
+"""Trained weights to share: safetensors with a sealed description, never a pickle."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+Tree = TypeVar("Tree")
+
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+
+def save_weights(
+    path: str | os.PathLike, params: Any, *, about: Mapping[str, Any] | None = None
+) -> None:
+    """Write the arrays of `params` with `about` (config, command, score: JSON values).
+
+    The file is plain safetensors, readable by any tool; its metadata hold `about`, the
+    version of jaxlab and a SHA-256 over `about` and all names, dtypes, shapes, bytes.
+
+    Raises:
+      TypeError: if a leaf is no array.
+    """
+    from safetensors import numpy as st
+
+    from jaxlab.io import environment
+
+    arrays = _by_name(params)
+    text = json.dumps(dict(about or {}), sort_keys=True)
+    metadata = {
+        "format": "jaxlab-weights-1",
+        "jaxlab": environment.versions(["jaxlab-suite"])["jaxlab-suite"] or "unknown",
+        "about": text,
+        "sha256": _digest(arrays, text),
+    }
+    data = st.save(arrays, metadata=metadata)
+    temporary = f"{os.fspath(path)}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
+def load_weights(path: str | os.PathLike, like: Tree) -> tuple[Tree, dict[str, Any]]:
+    """The arrays in the structure of `like`, and what `save_weights` was told.
+
+    Raises:
+      ValueError: if the file is damaged, was not written by `save_weights`, or does not
+        fit `like`; the leaf is named.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    arrays, metadata = _read(path)
+    about = metadata.get("about", "{}")
+    if _digest(arrays, about) != metadata.get("sha256"):
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 does not match; fetch it again"
+        )
+    wanted = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _named(like)}
+    found = {name: (a.shape, str(a.dtype)) for name, a in arrays.items()}
+    for name in {**wanted, **found}:
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"{path} does not fit: {name} is {found.get(name, 'absent')} in the "
+                f"file, {wanted.get(name, 'absent')} here"
+            )
+    leaves = [jnp.array(arrays[name]) for name, _ in _named(like)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), json.loads(about)
+
+
+def _read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    import jax.numpy as jnp
+    import safetensors
+
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        arrays = {
+            name: np.frombuffer(
+                entry["data"], jnp.dtype(_DTYPES[entry["dtype"]])
+            ).reshape(entry["shape"])
+            for name, entry in safetensors.deserialize(data)
+        }
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except Exception as error:
+        raise ValueError(f"{path} is not a sound safetensors file: {error}") from error
+    if metadata.get("format") != "jaxlab-weights-1":
+        raise ValueError(f"{path} was not written by jaxlab.io.save_weights")
+    return arrays, metadata
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    import jax
+
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/") or "value", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _by_name(params: Any) -> dict[str, np.ndarray]:
+    arrays = {}
+    for name, leaf in _named(params):
+        if not hasattr(leaf, "dtype") or name in arrays:
+            raise TypeError(
+                f"leaf {name} of type {type(leaf).__name__} must be one array "
+                "under a name of its own"
+            )
+        arrays[name] = np.ascontiguousarray(leaf).reshape(leaf.shape)
+    return arrays
+
+
+def _digest(arrays: Mapping[str, np.ndarray], about: str) -> str:
+    result = hashlib.sha256(about.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        result.update(f"\n{name} {array.dtype} {list(array.shape)}\n".encode())
+        result.update(array.tobytes())
+    return result.hexdigest()

@@ -1,0 +1,24 @@
+"""Q-networks, and two helpers that turn any flax module into `(init, apply)`."""
+
+from jaxlab.rl.networks.convolutional import MinAtarCNN, NatureCNN
+from jaxlab.rl.networks.functional import Network, from_linen, from_nnx
+from jaxlab.rl.networks.hadamax import Hadamax, HadamaxConfig
+from jaxlab.rl.networks.layers import Conv, Dense, Head, LayerNorm, convolve, pool
+from jaxlab.rl.networks.mlp import MLP
+
+__all__ = [
+    "MLP",
+    "Conv",
+    "Dense",
+    "Hadamax",
+    "HadamaxConfig",
+    "Head",
+    "LayerNorm",
+    "MinAtarCNN",
+    "NatureCNN",
+    "Network",
+    "convolve",
+    "from_linen",
+    "from_nnx",
+    "pool",
+]

@@ -1,0 +1,275 @@
+"""Convolution, normalisation and pooling that are fast on every platform.
+
+Shapes: `B` batch, `H, W` space, `C` channels (`NHWC`, kernels `HWIO`).
+
+XLA on CPU runs a convolution inside a loop an order of magnitude slower than the
+matmul over shifted slices that it equals, so the implementation is chosen by the
+platform the program is lowered for.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+Padding = Literal["SAME", "VALID"]
+Implementation = Literal["im2col", "lax"] | None
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": nnx.gelu,  # the tanh approximation
+    "relu": nnx.relu,
+    "tanh": jnp.tanh,
+}
+
+
+def convolve(
+    x: Float[Array, "B H W C"],
+    kernel: Float[Array, "kh kw C O"],
+    stride: int = 1,
+    padding: Padding = "SAME",
+    implementation: Implementation = None,
+) -> Float[Array, "B h w O"]:
+    """2D cross-correlation.
+
+    Args:
+      x: input.
+      kernel: same dtype as `x`.
+      stride: in both directions.
+      padding: "SAME" (ceil(H / stride) outputs, odd padding at the end) or "VALID".
+      implementation: "im2col" (slices and one matmul), "lax"
+        (`conv_general_dilated`) or None: im2col where lowered for CPU.
+    """
+    if implementation is None:
+        return _convolve_by_platform(stride, padding, x, kernel)
+    return {"im2col": _im2col, "lax": _lax}[implementation](stride, padding, x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _convolve_by_platform(stride, padding, x, kernel):
+    return jax.lax.platform_dependent(
+        x,
+        kernel,
+        cpu=functools.partial(_im2col, stride, padding),
+        default=functools.partial(_lax, stride, padding),
+    )
+
+
+# Differentiating through the platform switch would save the residuals of all its
+# branches; switching once per direction saves the inputs only.
+def _convolve_forward(stride, padding, x, kernel):
+    return _convolve_by_platform(stride, padding, x, kernel), (x, kernel)
+
+
+def _convolve_backward(stride, padding, residuals, gradient):
+    def pull(forward):
+        def backward(x, kernel, gradient):
+            return jax.vjp(functools.partial(forward, stride, padding), x, kernel)[1](
+                gradient
+            )
+
+        return backward
+
+    return jax.lax.platform_dependent(
+        *residuals, gradient, cpu=pull(_im2col), default=pull(_lax)
+    )
+
+
+_convolve_by_platform.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _im2col(stride, padding, x, kernel):
+    kh, kw, channels, features = kernel.shape
+    _, height, width, _ = x.shape
+    if padding == "SAME":
+        pads = _same_pads((height, width), (kh, kw), stride)
+        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    if stride == kh == kw and not (x.shape[1] % kh or x.shape[2] % kw):
+        tiles = x.reshape(x.shape[0], x.shape[1] // kh, kh, x.shape[2] // kw, kw, -1)
+        patches = tiles.transpose(0, 1, 3, 2, 4, 5)
+        patches = patches.reshape(*patches.shape[:3], kh * kw * channels)
+    else:
+        patches = jnp.concatenate(_slices(x, (kh, kw), stride), axis=-1)
+    return patches @ kernel.reshape(kh * kw * channels, features)
+
+
+def _lax(stride, padding, x, kernel):
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def pool(
+    x: Float[Array, "B H W C"], window: int, stride: int, kind: Literal["max", "avg"]
+) -> Float[Array, "B h w C"]:
+    """Pooling with SAME padding; padded cells never win and are not averaged over."""
+    if window == stride == 1:
+        return x
+    _, height, width, _ = x.shape
+    pads = ((0, 0), *_same_pads((height, width), (window, window), stride), (0, 0))
+    if kind == "max":
+        lowest = jnp.finfo(x.dtype).min
+        return functools.reduce(
+            jnp.maximum,
+            _windows(jnp.pad(x, pads, constant_values=lowest), window, stride),
+        )
+    counts = jnp.pad(jnp.ones((1, height, width, 1), x.dtype), pads)
+    add = functools.partial(functools.reduce, jnp.add)
+    total = add(_windows(jnp.pad(x, pads), window, stride))
+    return total / jnp.broadcast_to(add(_windows(counts, window, stride)), total.shape)
+
+
+def _windows(x, window, stride):
+    if window == stride and not (x.shape[1] % window or x.shape[2] % window):
+        batch, height, width, channels = x.shape
+        tiles = x.reshape(
+            batch, height // window, window, width // window, window, channels
+        )
+        return [tiles[:, :, i, :, j] for i in range(window) for j in range(window)]
+    return _slices(x, (window, window), stride)
+
+
+def _slices(x, kernel_size, stride):
+    """The input seen by each kernel position, in the row-major order of HWIO."""
+    kh, kw = kernel_size
+    rows = (x.shape[1] - kh) // stride + 1
+    columns = (x.shape[2] - kw) // stride + 1
+    if rows < 1 or columns < 1:
+        raise ValueError(
+            f"kernel {kernel_size} does not fit into the {x.shape[1:3]} input; "
+            f"use padding='SAME' or a smaller kernel"
+        )
+    last = ((rows - 1) * stride + 1, (columns - 1) * stride + 1)
+    return [
+        x[:, i : i + last[0] : stride, j : j + last[1] : stride]
+        for i in range(kh)
+        for j in range(kw)
+    ]
+
+
+def _same_pads(size, kernel_size, stride):
+    def one(length, window):
+        total = max((-(-length // stride) - 1) * stride + window - length, 0)
+        return total // 2, total - total // 2
+
+    return tuple(one(s, k) for s, k in zip(size, kernel_size, strict=True))
+
+
+class Conv(nnx.Module):
+    """Convolution with bias; `branches` independent ones share one wide matmul.
+
+    Output channels are ordered branch by branch, so reshaping the last axis to
+    `[branches, features]` separates them.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        padding: Padding = "SAME",
+        branches: int = 1,
+        use_bias: bool = True,
+        kernel_init: nnx.Initializer,
+        compute_dtype: str = "float32",
+        rngs: nnx.Rngs,
+    ):
+        shape = (kernel_size, kernel_size, in_features, features)
+        kernels = [kernel_init(rngs.params(), shape) for _ in range(branches)]
+        self.kernel = nnx.Param(jnp.concatenate(kernels, axis=-1))
+        self.bias = nnx.Param(jnp.zeros(branches * features)) if use_bias else None
+        self.stride = stride
+        self.padding: Padding = padding
+        self.compute_dtype = compute_dtype
+
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w O"]:
+        kernel = self.kernel[...].astype(self.compute_dtype)
+        y = convolve(x.astype(self.compute_dtype), kernel, self.stride, self.padding)
+        if self.bias is None:
+            return y
+        bias = self.bias[...].astype(self.compute_dtype)
+        return y + jnp.broadcast_to(bias, y.shape)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, with scale and bias, eps 1e-6.
+
+    Statistics in float32 whatever the input; the result has the input's dtype.
+
+    Args:
+      shape: of scale and bias: `(C,)`, or `(branches, C)` to normalise the last axis
+        with separate affine parameters for each branch.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.scale = nnx.Param(jnp.ones(shape))
+        self.bias = nnx.Param(jnp.zeros(shape))
+
+    def __call__(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(variance + 1e-6)
+        scale = jnp.broadcast_to(self.scale[...], x.shape)
+        return (normal * scale + jnp.broadcast_to(self.bias[...], x.shape)).astype(
+            x.dtype
+        )
+
+
+class Head(nnx.Module):
+    """Linear output layer in float32, its initial kernel scaled by `init_scale`.
+
+    With a small scale all initial values are near zero, as is the truth before the
+    first reward; with 1 (LeCun) the maximum over actions starts near 1.
+    """
+
+    def __init__(
+        self, in_features: int, outputs: int, init_scale: float, *, rngs: nnx.Rngs
+    ):
+        kernel = nnx.initializers.lecun_normal()(rngs.params(), (in_features, outputs))
+        self.kernel = nnx.Param(kernel * init_scale)
+        self.bias = nnx.Param(jnp.zeros(outputs))
+
+    def __call__(self, x: Float[Array, "B F"]) -> Float[Array, "B A"]:
+        q = x.astype(jnp.float32) @ self.kernel[...]
+        return q + jnp.broadcast_to(self.bias[...], q.shape)
+
+
+class Dense(nnx.Module):
+    """Linear layer, optional LayerNorm, activation."""
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        *,
+        branches: int = 1,
+        norm: Literal["layer", "none"] = "layer",
+        activation: str = "relu",
+        kernel_init: nnx.Initializer,
+        compute_dtype: str = "float32",
+        rngs: nnx.Rngs,
+    ):
+        shape = (in_features, features)
+        kernels = [kernel_init(rngs.params(), shape) for _ in range(branches)]
+        self.kernel = nnx.Param(jnp.concatenate(kernels, axis=-1))
+        self.bias = nnx.Param(jnp.zeros(branches * features))
+        self.branches = branches
+        layout = (features,) if branches == 1 else (branches, features)
+        self.norm = LayerNorm(layout) if norm == "layer" else None
+        self.activation = activation
+        self.compute_dtype = compute_dtype
+
+    def __call__(self, x: Float[Array, "B I"]) -> Float[Array, "B O"]:
+        """Branches, if several, are multiplied after their activation."""
+        y = x.astype(self.compute_dtype) @ self.kernel[...].astype(self.compute_dtype)
+        y = y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        if self.branches > 1:
+            y = y.reshape(y.shape[0], self.branches, -1)
+        y = ACTIVATIONS[self.activation](y if self.norm is None else self.norm(y))
+        return y.prod(axis=1) if self.branches > 1 else y

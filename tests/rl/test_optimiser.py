@@ -1,0 +1,100 @@
+"""Clipping and RAdam against known numbers and optax; numbers may be traced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxlab.rl import optimiser
+
+RADAM = optimiser.radam()
+UPDATE = jax.jit(RADAM.update)
+
+
+def descend(params, gradients, learning_rate, max_norm):
+    state, trail, infos = RADAM.init(params), [], []
+    for gradient in gradients:
+        params, state, info = UPDATE(gradient, state, params, learning_rate, max_norm)
+        trail.append(params)
+        infos.append(info)
+    return trail, infos
+
+
+def test_radam_walks_the_known_path():
+    """Eight steps with one large gradient: rectification and clipping both show."""
+    with jax.enable_x64(True):
+        base = jnp.array([0.3, -0.2, 0.1])
+        gradients = [base * t for t in range(1, 9)]
+        gradients[3] = jnp.array([30.0, 40.0, 0.0])
+        trail, _ = descend(jnp.array([1.0, -2.0, 0.5]), gradients, 2.5e-4, 10.0)
+        known = {
+            1: [0.999925, -1.99995, 0.499975],
+            4: [0.999108982756, -2.000278335116, 0.499848385354],
+            8: [0.998585684161, -2.000603739198, 0.499767790227],
+        }
+        for t, expected in known.items():
+            np.testing.assert_allclose(trail[t - 1], expected, atol=1e-7)
+
+
+def test_it_is_optax_clipping_then_radam():
+    params = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[0.5]])}
+    keys = jax.random.split(jax.random.key(0), 10)
+    gradients = [
+        jax.tree.map(lambda p, k=k: 3 * jax.random.normal(k, p.shape), params)
+        for k in keys
+    ]
+    trail, _ = descend(params, gradients, 1e-2, 1.0)
+    with jax.numpy_dtype_promotion("standard"):
+        chain = optax.chain(optax.clip_by_global_norm(1.0), optax.radam(1e-2))
+        state = chain.init(params)
+        for gradient, ours in zip(gradients, trail, strict=True):
+            step, state = chain.update(gradient, state, params)
+            params = optax.apply_updates(params, step)
+            for leaf, expected in zip(
+                jax.tree.leaves(ours), jax.tree.leaves(params), strict=True
+            ):
+                np.testing.assert_allclose(leaf, expected, rtol=1e-5)
+
+
+def test_clipping_keeps_the_direction():
+    """Element-wise clipping, as one anchor does, would turn the gradient."""
+    gradient = jnp.array([30.0, 1.0])
+    sgd = optimiser.clipped(optax.identity())
+    start = jnp.zeros(2)
+    moved, _, info = sgd.update(gradient, sgd.init(start), start, 1.0, 2.0)
+    np.testing.assert_allclose(moved[0] / moved[1], 30, rtol=1e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(moved), 2, rtol=1e-6)
+    np.testing.assert_allclose(info.grad_norm, np.hypot(30, 1), rtol=1e-6)
+
+
+def test_a_zero_gradient_moves_nothing():
+    start = jnp.ones(3)
+    moved, _, info = UPDATE(jnp.zeros(3), RADAM.init(start), start, 0.1, 1.0)
+    np.testing.assert_array_equal(moved, start)
+    assert info.grad_norm == 0
+    assert info.bad_leaf == -1
+
+
+def test_vmap_over_learning_rates_and_bounds_is_a_loop():
+    rates, bounds = jnp.array([1e-3, 1e-2, 0.1]), jnp.array([0.5, 1.0, 9.0])
+    start, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
+
+    def one(rate, bound):
+        return UPDATE(gradient, RADAM.init(start), start, rate, bound)[0]
+
+    together = jax.vmap(one)(rates, bounds)
+    for row, rate, bound in zip(together, rates, bounds, strict=True):
+        np.testing.assert_allclose(row, one(rate, bound), rtol=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named(poison):
+    params = {"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(1)}
+    good = jax.tree.map(jnp.ones_like, params)
+    bad = {**good, "b": good["b"].at[1].set(poison)}
+    state = RADAM.init(params)
+    params, state, _ = UPDATE(good, state, params, 0.1, 1.0)
+    kept, kept_state, info = UPDATE(bad, state, params, 0.1, 1.0)
+    assert info.bad_leaf == 1
+    jax.tree.map(np.testing.assert_array_equal, (params, state), (kept, kept_state))
