@@ -39,18 +39,18 @@ class Target(NamedTuple):
 class Particle:
     """A position with the values already paid for. `scores`: gradients, or empty."""
 
-    u: Float[Array, "*K d"]
-    logprior: Float[Array, "*K"]
-    loglik: Float[Array, "*K"]
+    u: Float[Array, "*B d"]
+    logprior: Float[Array, "*B"]
+    loglik: Float[Array, "*B"]
     scores: tuple
 
 
 class MoveInfo(NamedTuple):
     """What one move did: acceptance (0/1 or a mean), evaluations, non-finite values."""
 
-    accept: Float[Array, "*K"]
-    n_evals: Int[Array, "*K"]
-    n_nonfinite: Int[Array, "*K"]
+    accept: Float[Array, "*B"]
+    n_evals: Int[Array, "*B"]
+    n_nonfinite: Int[Array, "*B"]
 
 
 class Kernel(NamedTuple):
@@ -194,6 +194,32 @@ def independence() -> Kernel:
     return Kernel(_evaluate, step)
 
 
+def cycle(*members: Kernel) -> Kernel:
+    """One move of each member in turn; `params` is the tuple of theirs.
+
+    A global and a local kernel together mix where either alone would not.
+
+    Raises:
+      ValueError: if the members' particles differ (gradient kernels carry scores).
+    """
+    if len({member.init for member in members}) != 1:
+        raise ValueError(
+            f"the {len(members)} kernels of a cycle must share one `init`; gradient "
+            "kernels and others carry different particles"
+        )
+
+    def step(key, particle, target, beta, params):
+        infos = []
+        keys = jax.random.split(key, len(members))
+        for member, member_key, own in zip(members, keys, params, strict=True):
+            particle, info = member.step(member_key, particle, target, beta, own)
+            infos.append(info)
+        accept, evals, bad = zip(*infos, strict=True)
+        return particle, MoveInfo(sum(accept) / len(members), sum(evals), sum(bad))
+
+    return Kernel(members[0].init, step, members[0].init_evals)
+
+
 def from_blackjax(make: Callable, evals_per_step: int) -> Kernel:
     """Any blackjax sampler as a kernel.
 
@@ -219,7 +245,7 @@ def from_blackjax(make: Callable, evals_per_step: int) -> Kernel:
     return Kernel(_evaluate, step)
 
 
-NAMES = ("rwmh", "mala", "hmc", "slice", "laplace")
+NAMES = ("rwmh", "mala", "hmc", "slice", "laplace", "laplace_rw")
 
 
 def get(name: str, grad_cost: int = 2) -> Kernel:
@@ -236,6 +262,7 @@ def get(name: str, grad_cost: int = 2) -> Kernel:
         "hmc": lambda: hmc(grad_cost=grad_cost),
         "slice": elliptical_slice,
         "laplace": independence,
+        "laplace_rw": lambda: cycle(random_walk(), independence()),
     }[name]()
 
 
@@ -243,6 +270,7 @@ def default_scale(name: str, dim: int) -> float:
     """Step length in units of the preconditioner: the usual optima for Gaussians."""
     return {
         "rwmh": 2.38 / math.sqrt(dim),
+        "laplace_rw": 2.38 / math.sqrt(dim),
         "mala": 1.5 * dim ** (-1 / 6),
         "hmc": 0.9 * dim ** (-1 / 4),
     }.get(name, 1.0)

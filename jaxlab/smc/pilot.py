@@ -4,7 +4,8 @@ Whatever is tuned here depends on the design and on data simulated for the purpo
 never on the samples that the estimate will use, so unbiasedness survives. The cost is
 returned and belongs to the bill.
 
-Shapes: `T` temperature steps, `d` coordinates, `S` prior draws, `G` grid points.
+Shapes: `T` temperature steps, `T1 = T + 1`, `d` coordinates, `S` prior draws, `G` grid
+points.
 """
 
 import dataclasses
@@ -24,10 +25,10 @@ from jaxlab.smc.reverse_annealed import Config
 class Tuning:
     """Frozen schedule and kernel parameters of one design."""
 
-    betas: Float[Array, "T+1"]
+    betas: Float[Array, "*B T1"]
     params: Any  # leading axis T + 1; None where the kernel has none or fits y
-    length: Float[Array, ""]  # thermodynamic length; NaN if not measured
-    n_evals: Int[Array, ""]
+    length: Float[Array, "*B"]  # thermodynamic length; NaN if not measured
+    n_evals: Int[Array, "*B"]
 
     def at(self, beta: Float[Array, ""]):
         """The kernel parameters of the nearest scheduled temperature."""
@@ -51,7 +52,7 @@ def tune(
       ValueError: if the choice needs `model.mean` and the model has none.
     """
     key_fisher, key_pilot = jax.random.split(key)
-    needs_chol = config.kernel in ("rwmh", "mala", "hmc")
+    needs_chol = config.kernel in ("rwmh", "mala", "hmc", "laplace_rw")
     by_fisher = config.schedule in ("linear", "geometric") or (
         needs_chol and config.covariance == "prior"
     )

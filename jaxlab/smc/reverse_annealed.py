@@ -33,8 +33,11 @@ class Config:
     """Static choices of a reverse-annealed run.
 
     `estimator`: "rev" (lower bound on the information gain), "ti" (trapezoidal
-    thermodynamic integral over the same chain), "mid" (mean of reverse and forward:
-    their biases cancel), "bar" (Bennett's ratio over unresampled chains).
+    thermodynamic integral over the same chain), "mid" (mean of reverse and forward
+    weighted by their particles: the biases cancel), "bar" (Bennett's ratio over
+    unresampled chains).
+    `kernel`: a name of `kernels.NAMES` or a Kernel. "laplace" and "laplace_rw" (that
+    and a random walk in turn) fit each data set's posterior from prior draws.
     `schedule`: "power", "geometric" (by the largest Fisher eigenvalue), "linear" (equal
     thermodynamic length of the locally linearised model, nearly free), "pilot" (equal
     length measured by forward SMC), "adaptive" (by ESS; needs k_init > 1).
@@ -47,6 +50,7 @@ class Config:
     k_init: int = 1
     k_max: int = 1
     growth: float = 1.0  # particles double as soon as growth^t has doubled
+    k_forward: int | None = None  # particles of the forward run; None: k_max
     ess_threshold: float = 0.5
     schedule: str = "linear"
     exponent: float = 4.0  # of "power"
@@ -61,6 +65,8 @@ class Config:
     pilot_temps: int = 24
     pilot_moves: int = 3
     pilot_draws: int = 256  # prior draws whose Jacobians are averaged
+    fit_draws: int = 32  # prior draws of which the best starts a Laplace fit
+    fit_steps: int = 15
 
     def __post_init__(self):
         for name, allowed in (
@@ -75,6 +81,8 @@ class Config:
         for name in ("n_temps", "k_init", "pilot_datasets", "pilot_temps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.k_forward is not None and self.k_forward < 1:
+            raise ValueError(f"k_forward={self.k_forward} must be at least 1")
         if self.n_moves < 0:
             raise ValueError(f"n_moves={self.n_moves} must not be negative")
         if self.k_max < self.k_init:
@@ -83,7 +91,11 @@ class Config:
             )
         if self.growth < 1:
             raise ValueError(f"growth={self.growth} must be at least 1")
-        if self.estimator == "bar" and self.k_max > 1 and self.ess_threshold > 0:
+        if (
+            self.estimator == "bar"
+            and max(self.k_max, self.k_forward or 1) > 1
+            and self.ess_threshold > 0
+        ):
             raise ValueError(
                 f"estimator='bar' needs unresampled works; ess_threshold="
                 f"{self.ess_threshold} would resample, pass ess_threshold=0.0"
@@ -102,6 +114,16 @@ class Config:
             return self.kernel
         return kernels.get(self.kernel, self.grad_cost)
 
+    @property
+    def forward_size(self) -> int:
+        """Particles of the forward run."""
+        return self.k_max if self.k_forward is None else self.k_forward
+
+    @property
+    def forward_share(self) -> float:
+        """Weight of the forward run in "mid": biases fall with the particles."""
+        return self.forward_size / (self.forward_size + self.k_max)
+
     def sizes(self) -> tuple[int, ...]:
         """Particles at each step: `k_init * growth^t`, rounded down to a doubling."""
         sizes = []
@@ -119,11 +141,11 @@ class Config:
 class Direction(NamedTuple):
     """One annealing run seen as an estimate of `log Z`."""
 
-    log_z: Float[Array, ""]
-    first: Float[Array, ""]  # log-likelihood of the (first) starting particle
-    thermodynamic: Float[Array, ""]  # trapezoidal path integral
-    works: Float[Array, "K"]  # per-particle log Z estimates if never resampled
-    n_evals: Int[Array, ""]
+    log_z: Float[Array, "*B"]
+    first: Float[Array, "*B"]  # log-likelihood of the (first) starting particle
+    thermodynamic: Float[Array, "*B"]  # trapezoidal path integral
+    works: Float[Array, "*B K"]  # per-particle log Z estimates if never resampled
+    n_evals: Int[Array, "*B"]
     info: tempered.Info  # leading axis T, in the order of travel
 
 
@@ -149,7 +171,7 @@ def reverse(
     key,
     target: Target,
     u: Float[Array, "d"],
-    betas: Float[Array, "T+1"],
+    betas: Float[Array, "T1"],
     params: Any,
     config: Config,
 ) -> Direction:
@@ -191,7 +213,7 @@ def forward(
     key,
     target: Target,
     u: Float[Array, "K d"],
-    betas: Float[Array, "T+1"],
+    betas: Float[Array, "T1"],
     params: Any,
     config: Config,
 ) -> Direction:

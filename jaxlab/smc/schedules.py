@@ -30,7 +30,7 @@ def geometric(num_temps: int, precision: Float[Array, ""] | float, dtype=jnp.flo
 
 def equal_length(
     grid: Float[Array, "G"], variance: Float[Array, "G"], num_temps: int
-) -> tuple[Float[Array, "T+1"], Float[Array, ""]]:
+) -> tuple[Float[Array, "T1"], Float[Array, ""]]:
     """Steps of equal thermodynamic length, the best fixed schedule.
 
         Lam = int_0^1 sqrt(v(beta)) d beta,   v(beta) = E Var_{pi_beta}[log-likelihood]

@@ -9,7 +9,7 @@ that leaves `pi_beta'` invariant. The product of mean weights estimates
 parameters were fixed beforehand and every starting particle has the starting
 distribution as its own marginal (independence is not needed).
 
-Shapes: `K` particles, `d` coordinates, `T` temperature steps.
+Shapes: `K` particles, `d` coordinates, `T` temperature steps, `T1 = T + 1`.
 
 Source: Neal 2001 (K = 1: annealed importance sampling); Del Moral, Doucet and Jasra
 2006.
@@ -35,20 +35,20 @@ class State:
     """A weighted population on its way. `log_weights` are those since resampling."""
 
     particles: Particle
-    log_weights: Float[Array, "K"]
-    log_ratio: Float[Array, ""]  # log Z_beta / Z_start up to the last resampling
-    path_integral: Float[Array, ""]  # int E[loglik] d beta so far, trapezoidal
-    beta: Float[Array, ""]
-    n_evals: Int[Array, ""]
+    log_weights: Float[Array, "*B K"]
+    log_ratio: Float[Array, "*B"]  # log Z_beta / Z_start up to the last resampling
+    path_integral: Float[Array, "*B"]  # int E[loglik] d beta so far, trapezoidal
+    beta: Float[Array, "*B"]
+    n_evals: Int[Array, "*B"]
 
 
 class Info(NamedTuple):
     """Diagnostics of one step."""
 
-    ess: Float[Array, ""]  # before resampling
-    accept: Float[Array, ""]  # mean over moves and particles; NaN without moves
-    increment: Float[Array, ""]  # contribution to log Z_beta' / Z_beta
-    n_nonfinite: Int[Array, ""]
+    ess: Float[Array, "*B"]  # before resampling
+    accept: Float[Array, "*B"]  # mean over moves and particles; NaN without moves
+    increment: Float[Array, "*B"]  # contribution to log Z_beta' / Z_beta
+    n_nonfinite: Int[Array, "*B"]
 
 
 class Algorithm(NamedTuple):
@@ -212,7 +212,7 @@ def log_ratio(state: State) -> Float[Array, ""]:
 def anneal(
     key,
     state: State,
-    betas: Float[Array, "T+1"],
+    betas: Float[Array, "T1"],
     params: Any,
     *,
     target: Target,

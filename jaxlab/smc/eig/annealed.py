@@ -222,10 +222,10 @@ def estimate_batch(
 
 
 def _reverse_dataset(key, model, xi, u, noise, tuning, config):
-    key_reverse, key_forward, key_prior = jax.random.split(key, 3)
+    key_reverse, key_forward, key_prior, key_fit = jax.random.split(key, 4)
     y = model.observe(u, noise, xi)
     target = kernels.Target(lambda v: model.loglik(v, y, xi))
-    params, spent = _params(model, xi, y, tuning, config)
+    params, spent = _params(key_fit, model, xi, y, target, tuning, config)
     if config.schedule == "adaptive":
         rev, fwd = _adaptive_directions(
             (key_reverse, key_forward, key_prior), target, model, u, tuning, config
@@ -236,14 +236,17 @@ def _reverse_dataset(key, model, xi, u, noise, tuning, config):
         )
         fwd = None
         if config.estimator in ("mid", "bar"):
-            start = jax.random.normal(key_prior, (config.k_max, model.dim), u.dtype)
+            start = jax.random.normal(
+                key_prior, (config.forward_size, model.dim), u.dtype
+            )
             fwd = reverse_annealed.forward(
                 key_forward, target, start, tuning.betas, params, config
             )
     nan = jnp.full((), jnp.nan, u.dtype)
     forward = nan if fwd is None else fwd.log_z
     if config.estimator == "mid":
-        log_z = 0.5 * (rev.log_z + forward)
+        share = config.forward_share
+        log_z = (1 - share) * rev.log_z + share * forward
     elif config.estimator == "bar":
         log_z = reverse_annealed.bennett(fwd.works, rev.works)
     else:
@@ -262,11 +265,11 @@ def _reverse_dataset(key, model, xi, u, noise, tuning, config):
 
 
 def _forward_dataset(key, model, xi, u, noise, tuning, config):
-    key_chain, key_prior = jax.random.split(key)
+    key_chain, key_prior, key_fit = jax.random.split(key, 3)
     y = model.observe(u, noise, xi)
     target = kernels.Target(lambda v: model.loglik(v, y, xi))
-    params, spent = _params(model, xi, y, tuning, config)
-    start = jax.random.normal(key_prior, (config.k_max, model.dim), u.dtype)
+    params, spent = _params(key_fit, model, xi, y, target, tuning, config)
+    start = jax.random.normal(key_prior, (config.forward_size, model.dim), u.dtype)
     if config.schedule == "adaptive":
         fwd = _adaptive(key_chain, target, start, model, config, downwards=False)
     else:
@@ -285,17 +288,29 @@ def _forward_dataset(key, model, xi, u, noise, tuning, config):
     return sample, fwd.info.accept, fwd.info.increment
 
 
-def _params(model, xi, y, tuning, config):
-    """Kernel parameters; the Laplace kernel fits them to the data, never to `u`."""
-    if config.kernel != "laplace":
+def _params(key, model, xi, y, target, tuning, config):
+    """Kernel parameters; a Laplace kernel fits them to the data, never to `u`."""
+    if config.kernel not in ("laplace", "laplace_rw"):
         return tuning.params, jnp.zeros((), jnp.int32)
     if model.mean is None:
         raise ValueError(
-            f"kernel='laplace' needs the mean of additive noise; model {model.name!r} "
-            "has none, pass kernel='rwmh' or 'slice'"
+            f"kernel={config.kernel!r} needs the mean of additive noise; model "
+            f"{model.name!r} has none, pass kernel='rwmh' or 'slice'"
         )
-    fit = laplace.fit(lambda v: model.mean(v, xi), y, model.sigma, model.dim)
-    return laplace.tempered(fit, tuning.betas), fit.n_evals
+    fit = laplace.fit(
+        lambda v: model.mean(v, xi),
+        y,
+        model.sigma,
+        model.dim,
+        config.fit_steps,
+        laplace.best_prior_draw(
+            key, target.loglik, model.dim, config.fit_draws, y.dtype
+        ),
+    )
+    params = laplace.tempered(fit, tuning.betas)
+    if config.kernel == "laplace_rw":
+        params = (tuning.params, params)
+    return params, fit.n_evals + (config.fit_draws + 1)
 
 
 def _adaptive_directions(keys, target, model, u, tuning, config):
@@ -303,7 +318,7 @@ def _adaptive_directions(keys, target, model, u, tuning, config):
     rev = _adaptive(keys[0], target, copies, model, config, downwards=True)
     if config.estimator not in ("mid", "bar"):
         return rev, None
-    start = jax.random.normal(keys[2], (config.k_max, model.dim), u.dtype)
+    start = jax.random.normal(keys[2], (config.forward_size, model.dim), u.dtype)
     return rev, _adaptive(keys[1], target, start, model, config, downwards=False)
 
 

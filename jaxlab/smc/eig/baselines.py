@@ -19,6 +19,7 @@ from jaxlab.smc.eig.result import Curves, EIGResult, Sample, summarise
 from jaxlab.smc.models import linear_gaussian as lg
 from jaxlab.smc.models.model import BoedModel
 
+_STARTS = 32  # prior draws of which the best starts a Laplace fit
 _STATIC = ("model", "n_outer", "n_inner", "kind", "replicates", "chunk")
 
 
@@ -218,11 +219,17 @@ def _contrastive(key, model, xi, y, loglik, num):
 
 def _laplace(key, model, xi, y, loglik, num):
     del loglik
-    fit = laplace.fit(lambda v: model.mean(v, xi), y, model.sigma, model.dim)
-    evidence = laplace.importance_evidence(
-        key, lambda v: model.loglik(v, y, xi), fit, num
+    key_start, key_draws = jax.random.split(key)
+    start = laplace.best_prior_draw(
+        key_start, lambda v: model.loglik(v, y, xi), model.dim, _STARTS, y.dtype
     )
-    return evidence.log_z, evidence.ess, evidence.n_evals + 1
+    fit = laplace.fit(
+        lambda v: model.mean(v, xi), y, model.sigma, model.dim, start=start
+    )
+    evidence = laplace.importance_evidence(
+        key_draws, lambda v: model.loglik(v, y, xi), fit, num
+    )
+    return evidence.log_z, evidence.ess, evidence.n_evals + (_STARTS + 2)
 
 
 def _ess(total, squares):

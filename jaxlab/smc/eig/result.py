@@ -1,6 +1,6 @@
 """What every estimator returns, and what can be read from it.
 
-Shapes: `N` data sets, `T` temperature steps.
+Shapes: `N` data sets, `T` temperature steps; `*D` is empty, or the number of designs.
 """
 
 import dataclasses
@@ -42,20 +42,20 @@ class EIGResult:
     both, only longer chains reduce the bias that goes with `sigma_w`.
     """
 
-    value: Float[Array, ""]
-    se: Float[Array, ""]
-    lower: Float[Array, ""]
-    upper: Float[Array, ""]
-    sigma_b: Float[Array, ""]
-    sigma_w: Float[Array, ""]
-    accept: Float[Array, "T"]
-    work_sd: Float[Array, "T"]  # over data sets, of each temperature's increment
-    work_var: Float[Array, ""]  # Var(log Z reverse - log Z forward) / 2
-    ess_min: Float[Array, ""]
-    n_nonfinite: Int[Array, ""]  # data sets left out because log Z was not finite
-    guarded: Bool[Array, ""]  # "mid" fell back to the lower bound
-    overhead: Int[Array, ""]  # evaluations spent on tuning and second chains
-    control: Float[Array, ""]  # control-variate coefficient, 0 if unused
+    value: Float[Array, "*D"]
+    se: Float[Array, "*D"]
+    lower: Float[Array, "*D"]
+    upper: Float[Array, "*D"]
+    sigma_b: Float[Array, "*D"]
+    sigma_w: Float[Array, "*D"]
+    accept: Float[Array, "*D T"]
+    work_sd: Float[Array, "*D T"]  # over data sets, of each temperature's increment
+    work_var: Float[Array, "*D"]  # Var(log Z reverse - log Z forward) / 2
+    ess_min: Float[Array, "*D"]
+    n_nonfinite: Int[Array, "*D"]  # data sets left out because log Z was not finite
+    guarded: Bool[Array, "*D"]  # "mid" fell back to the lower bound
+    overhead: Int[Array, "*D"]  # evaluations spent on tuning and second chains
+    control: Float[Array, "*D"]  # control-variate coefficient, 0 if unused
     samples: Sample
     replicates: int = dataclasses.field(metadata=dict(static=True))
 

@@ -46,7 +46,7 @@ def parameters(u: Float[Array, "6"]):
     )
 
 
-def stresses(u: Float[Array, "6"], xi: Float[Array, "Q 2"]) -> Float[Array, "5*Q"]:
+def stresses(u: Float[Array, "6"], xi: Float[Array, "Q 2"]) -> Float[Array, "n"]:
     """Flow stress in MPa, test by test, each at the five strains."""
     a, b, n, c, m, melt = parameters(u)
     log_strain = jnp.log(jnp.asarray(STRAINS, u.dtype))
