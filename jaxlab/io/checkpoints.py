@@ -8,6 +8,7 @@ before when the newest is damaged. Checkpoints are data only: nothing is unpickl
 
 import hashlib
 import json
+import logging
 import pathlib
 import shutil
 import sys
@@ -18,6 +19,7 @@ from jaxlab.io import config as config_io
 from jaxlab.io import leaves as leaves_io
 
 FORMAT = 1
+_AT_ONCE = 64 * 2**20  # bytes; less than this is written sooner than it is handed over
 
 Tree = TypeVar("Tree")
 
@@ -54,7 +56,7 @@ class Checkpoints:
         self.rewind: Callable[[int], None] = lambda position: None
 
     def save(self, step: int, tree: Any) -> None:
-        """Save `tree` in the background; an earlier save that failed is raised here.
+        """Save `tree`: up to 64 MiB at once, more in the background.
 
         Everything the run needs belongs in the tree: parameters, optimiser state, keys,
         environment states, running statistics, counters, best so far. Leaves are
@@ -62,7 +64,8 @@ class Checkpoints:
 
         Raises:
           ValueError: if `step` is not above the last saved one.
-          CheckpointError: if this or an earlier save fails (disk full, read-only).
+          CheckpointError: if this save, or an earlier one in the background, fails
+            (disk full, read-only).
         """
         if self._directory is None:
             return
@@ -100,6 +103,8 @@ class Checkpoints:
         if not saved:
             raise CheckpointError(f"{self._directory}: orbax did not save step {step}")
         self._last = step, records
+        if sum(array.nbytes for array in arrays.values()) <= _AT_ONCE:
+            self.wait()  # a kill then costs no more than the interval in progress
 
     def restore(self, like: Tree) -> tuple[int, Tree]:
         """The newest sound step and its tree; `(0, like)` when nothing was saved.
@@ -253,6 +258,22 @@ class Checkpoints:
                 f"checkpoint {step} is damaged ({reason}); moved to {target}, "
                 f"continuing from {sound}"
             )
+
+
+def silence_orbax() -> None:
+    """For a whole program: print no traceback of what is raised as an error anyway.
+
+    orbax logs the errors that it raises, and after one in reading a file some of its
+    futures find their event loop closed, which Python would print as unraisable.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _is_step(path: pathlib.Path) -> bool:

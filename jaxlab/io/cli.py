@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import inspect
 import io
-import logging
 import os
 import pathlib
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from jaxlab.io import config as config_io
-from jaxlab.io.checkpoints import CheckpointError
+from jaxlab.io.checkpoints import CheckpointError, silence_orbax
 from jaxlab.io.session import RunError, Session, Stopped
 
 _REFUSED, _FAILED = 2, 1
@@ -43,7 +42,7 @@ def main(
       SystemExit: with 1 if the run fails, 2 if it is refused (config, folder,
         checkpoint), 130 after Ctrl-C and 143 after SIGTERM, both after saving.
     """
-    experiment = _Experiment(run, presets)
+    experiment = Experiment(run, presets)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         flags = experiment.parse(arguments)
@@ -52,7 +51,7 @@ def main(
         status = _complain(error, _REFUSED)
     except OSError as error:
         status = _complain(error, _FAILED)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FloatingPointError) as error:
         # Most are a person's (an unknown environment id, a size that does not divide):
         # they name value, rule and way out. A programmer asks for the place.
         if os.environ.get("JAXLAB_TRACEBACK") or "\n" in str(error).strip():
@@ -68,7 +67,9 @@ def _complain(error: Exception, status: int) -> int:
     return status
 
 
-class _Experiment:
+class Experiment:
+    """A `run` and its presets, with their name, description and command line."""
+
     def __init__(self, run: Callable[..., Any], presets: Mapping[str, Any]):
         if "default" not in presets:
             raise ValueError(f'presets must hold "default"; got {sorted(presets)}')
@@ -105,7 +106,7 @@ class _Experiment:
 
     def execute(self, flags: Any) -> int:
         """Open the folder, run, print the headline; the exit status."""
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax' own tracebacks
+        silence_orbax()
         directory = pathlib.Path(flags.out or self._directory(flags))
         session = Session.open(
             directory,

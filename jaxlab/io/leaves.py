@@ -21,6 +21,9 @@ def pack(tree: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         array = _as_array(path, leaf)
         host = _on_host(array)
+        if not isinstance(array, jax.Array) or array.is_fully_addressable:
+            # A copy: the caller may donate or overwrite the leaf while it is written.
+            array = host = np.array(host)
         record = {**describe(path, leaf), "sha256": digest(host)}
         if _is_key(leaf):
             record["impl"] = str(jax.random.key_impl(leaf))

@@ -67,10 +67,16 @@ class Metrics:
             sink.write(step, plain)
 
     def position(self) -> int:
-        """Bytes written so far, safely on disk. A checkpoint records it."""
+        """Bytes written so far, safely on disk. A checkpoint records it.
+
+        Raises:
+          FileNotFoundError: if the file was deleted under the run.
+        """
         if self._path is None:
             return 0
         file = self._open()
+        if not self._path.exists():
+            raise FileNotFoundError(f"{self._path} is gone: deleted under the run?")
         os.fsync(file.fileno())
         return file.tell()
 

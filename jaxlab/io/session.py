@@ -10,6 +10,7 @@ runs/<name>/<seed>/
 import json
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -163,6 +164,7 @@ class Session:
         """
         if self.directory is None:
             return
+        shutil.rmtree(self.directory / "failed", ignore_errors=True)
         failed = Checkpoints(self.directory / "failed", keep=1, note=self.note)
         failed.save(step, tree)
         failed.close()

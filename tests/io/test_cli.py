@@ -139,12 +139,12 @@ def test_a_config_field_may_not_shadow_a_flag():
         "Config", [("resume", bool, dataclasses.field(default=False))], frozen=True
     )
     with pytest.raises(ValueError, match="config field resume is also a flag"):
-        cli._Experiment(bowl.run, {"default": shadowing()}).parse([])
+        cli.Experiment(bowl.run, {"default": shadowing()}).parse([])
 
 
 def test_presets_without_a_default_are_a_mistake_of_the_author():
     with pytest.raises(ValueError, match='presets must hold "default"'):
-        cli._Experiment(bowl.run, {"smoke": bowl.Config()})
+        cli.Experiment(bowl.run, {"smoke": bowl.Config()})
 
 
 def test_help_fits_80_columns_and_shows_question_and_flags(capsys, monkeypatch):
@@ -172,7 +172,7 @@ words = st.sampled_from(
 def test_any_command_line_parses_or_is_refused_in_one_line(argv):
     kind, text = None, ""
     try:
-        flags = cli._Experiment(bowl.run, bowl.PRESETS).parse(argv)
+        flags = cli.Experiment(bowl.run, bowl.PRESETS).parse(argv)
     except io.RunError as error:
         kind, text = io.RunError, str(error)
     except SystemExit as stop:

@@ -1,0 +1,77 @@
+"""SIGKILL at a uniformly random time, then `--resume`: bit-identical to no kill.
+
+The small program in three forms: one compiled loop per chunk, one call per update, and
+a batch split over two devices. A trial fails if the resumed run differs in one bit of
+the metrics or of the last checkpoint, if a kill costs more than one finished interval,
+or if a half-written checkpoint is left after the restart.
+"""
+
+import pathlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+
+from experiments.reliability import children
+from jaxlab import io
+
+SIZES = {"ci": 6, "published": 100}
+
+FORMS = {
+    "scan loop": (["--loop", "scan"], 1),
+    "host loop": (["--loop", "host"], 1),
+    "two devices": (["--loop", "scan", "--devices", "2"], 2),
+}
+
+
+def trials(count: int) -> Iterator[str | None]:
+    """One kill each, the forms in turn."""
+    draw = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        expected = {}
+        for name, (flags, devices) in FORMS.items():
+            out = root / name
+            begun = time.perf_counter()
+            failed = children.finish(
+                [*flags, "--out", str(out)], root / "log", devices=devices
+            )
+            if failed:
+                raise RuntimeError(failed)
+            duration = time.perf_counter() - begun
+            expected[name] = children.fingerprint(out), duration
+        for trial in range(count):
+            name = list(FORMS)[trial % len(FORMS)]
+            whole, duration = expected[name]
+            out = root / f"trial {trial}"
+            reason = kill_and_resume(name, out, draw.uniform(0, duration), whole)
+            yield f"{name}: {reason}" if reason else None
+
+
+def kill_and_resume(
+    name: str, out: pathlib.Path, delay: float, whole: dict[str, str]
+) -> str | None:
+    """Kill after `delay` seconds, resume, compare with the uninterrupted `whole`."""
+    flags, devices = FORMS[name]
+    log = out.with_suffix(".log")
+    process = children.start([*flags, "--out", str(out)], log, devices=devices)
+    process.join(delay)
+    process.kill()
+    process.join()
+    begun = (out / "config.json").exists()
+    if begun and (lost := lost_intervals(out)) > 1:
+        return f"{lost} finished intervals lost after {delay:.2f} s"
+    again = ["--out", str(out), *(["--resume"] if begun else flags)]
+    if failed := children.finish(again, log, devices=devices):
+        return failed
+    if left := [p.name for p in out.rglob("*") if "tmp" in p.name]:
+        return f"left over: {', '.join(left)}"
+    return children.differences(whole, children.fingerprint(out))
+
+
+def lost_intervals(out: pathlib.Path) -> int:
+    """Logged intervals that no committed checkpoint covers."""
+    logged = out / "metrics.jsonl"
+    records = io.read_metrics(logged) if logged.exists() else []
+    committed = io.Checkpoints(out / "checkpoints").steps()
+    return len(records) - max(committed, default=0)
