@@ -5,6 +5,7 @@ expected information gains; `models` holds experiments with known answers.
 """
 
 from jaxlab.smc import (
+    designs,
     eig,
     kernels,
     laplace,
@@ -13,6 +14,7 @@ from jaxlab.smc import (
     resampling,
     reverse_annealed,
     schedules,
+    sequential,
     tempered,
 )
 from jaxlab.smc.kernels import Kernel, Target
@@ -22,6 +24,7 @@ __all__ = [
     "Config",
     "Kernel",
     "Target",
+    "designs",
     "eig",
     "kernels",
     "laplace",
@@ -30,5 +33,6 @@ __all__ = [
     "resampling",
     "reverse_annealed",
     "schedules",
+    "sequential",
     "tempered",
 ]

@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
 
 
 def scaled(beta, loglik):
-    """`beta * loglik` with 0 * (-inf) = 0: at the prior the likelihood plays no part."""
+    """`beta * loglik` with 0 * (-inf) = 0: at the prior likelihood plays no part."""
     return jnp.where(beta == 0, 0.0, beta * loglik)
 
 

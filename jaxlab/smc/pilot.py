@@ -115,9 +115,7 @@ def measure(key, model: BoedModel, xi: Array, config: Config, dtype=jnp.float32)
         finite = jnp.where(weights > 0, loglik, 0.0)
         mean = jnp.sum(weights * finite)
         variance = jnp.sum(weights * (finite - mean) ** 2)
-        covariance = tempered.weighted_covariance(
-            state.particles.u, state.log_weights
-        )
+        covariance = tempered.weighted_covariance(state.particles.u, state.log_weights)
         return variance, covariance
 
     def one(key):
@@ -131,9 +129,7 @@ def measure(key, model: BoedModel, xi: Array, config: Config, dtype=jnp.float32)
         def advance(state, xs):
             key, beta = xs
             delta = beta - state.beta
-            weights = state.log_weights + kernels.scaled(
-                delta, state.particles.loglik
-            )
+            weights = state.log_weights + kernels.scaled(delta, state.particles.loglik)
             chol = params_at(beta, state.particles.u, weights)
             state, _ = tempered.step(
                 key,

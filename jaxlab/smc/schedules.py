@@ -64,7 +64,7 @@ def linear_variance(
 ) -> Float[Array, "G"]:
     """`v(beta)` of locally linearised models, averaged over S linearisations.
 
-        v = sum_i lam_i (lam_i + 1) / p_i^3 + lam_i^2 / (2 p_i^2),   p_i = 1 + beta lam_i
+        v = sum_i lam_i (lam_i + 1) / p_i^3 + lam_i^2 / (2 p_i^2),  p_i = 1 + beta lam_i
 
     Exact, with S = 1, for a linear-Gaussian model with eigenvalues of X'X / sigma^2.
     """

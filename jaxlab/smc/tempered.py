@@ -343,7 +343,7 @@ def adaptive(
 
 
 def particle_chol(scale: float, jitter: float = 1e-6) -> Callable:
-    """`params_at` for `adaptive`: `scale` times the Cholesky factor of the population."""
+    """`params_at` for `adaptive`: `scale` times the population's Cholesky factor."""
 
     def params_at(beta, u, log_weights):
         del beta

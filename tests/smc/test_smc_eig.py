@@ -278,9 +278,7 @@ def test_forward_smc_is_an_upper_bound_fixed_and_adaptive():
     np.testing.assert_array_equal(fixed.samples.n_evals, 1 + 16 + 16 * 7 * 2)
     assert close(fixed, EXACT, bias=0.1)
     assert fixed.upper == fixed.value
-    own = run(
-        "smc", n_outer=256, schedule="adaptive", n_moves=5, k_init=64, k_max=64
-    )
+    own = run("smc", n_outer=256, schedule="adaptive", n_moves=5, k_init=64, k_max=64)
     assert close(own, EXACT, bias=0.1)
 
 

@@ -24,6 +24,15 @@ def test_mean_equals_the_stored_values(gold, name):
             np.testing.assert_allclose(got, check["mean"], rtol=1e-9, atol=1e-12)
 
 
+def test_reference_designs_are_the_stored_ones(gold):
+    assert sorted(smc.models.REFERENCE) == sorted(gold)
+    for name, (model, design, record) in gold.items():
+        reference = smc.models.REFERENCE[name]
+        assert smc.models.get(reference.model) is model
+        np.testing.assert_allclose(reference.design, design, rtol=1e-12)
+        assert reference.eig == record.get("eig_exact", record["eig"])
+
+
 @pytest.mark.parametrize("c", [0.3, 3.999, 4.0, 4.001, 9.0])  # 4 is critical
 @pytest.mark.parametrize("force", [0.0, 1.0])
 def test_spring_closed_form_solves_the_equation_of_motion(c, force):

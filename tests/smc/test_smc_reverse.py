@@ -61,9 +61,9 @@ def errors(num_temps, k=1, rho=0.0, variant="right", num=NUM):
         u = jax.random.normal(key_u, (4,))
         y = model.sample_obs(key_y, u, xi)
         target = kernels.Target(lambda v: model.loglik(v, y, xi))
-        means, covariances = jax.vmap(
-            lambda b: lg.tempered_posterior(b, y, xi, 1.0)
-        )(betas)
+        means, covariances = jax.vmap(lambda b: lg.tempered_posterior(b, y, xi, 1.0))(
+            betas
+        )
         params = means, jnp.linalg.cholesky(covariances)
         prior = jax.random.normal(key_p, (k, 4))
         if variant == "late kernel":  # moves with pi_{b_t} where pi_{b_t+1} is due
@@ -214,9 +214,7 @@ def test_algorithm_is_init_and_step_by_hand(cubic):
     whole = reverse_annealed.reverse(
         jax.random.key(1), target, u, betas, params, config
     )
-    np.testing.assert_allclose(
-        -smc.tempered.log_ratio(state), whole.log_z, rtol=1e-5
-    )
+    np.testing.assert_allclose(-smc.tempered.log_ratio(state), whole.log_z, rtol=1e-5)
 
 
 def test_bennett_with_one_chain_each_way_is_their_mean():

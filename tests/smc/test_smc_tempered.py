@@ -105,7 +105,9 @@ def test_annealing_is_its_steps_in_a_loop():
 def test_increments_sum_to_the_log_ratio():
     for threshold in (0.0, 0.5, 1.0):
         one, _ = runner(ess_threshold=threshold)
-        state, info = one(jax.random.key(3), jax.random.normal(jax.random.key(1), (4, 4)))
+        state, info = one(
+            jax.random.key(3), jax.random.normal(jax.random.key(1), (4, 4))
+        )
         np.testing.assert_allclose(
             info.increment.sum(), tempered.log_ratio(state), rtol=1e-4
         )

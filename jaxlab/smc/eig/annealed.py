@@ -189,9 +189,7 @@ def _estimate(
         lower=False,
         upper=forward_only,
         sigma_w=sigma_w,
-        guard=None
-        if forward_only or config.estimator != "mid"
-        else config.gap_guard,
+        guard=None if forward_only or config.estimator != "mid" else config.gap_guard,
         expected_loglik=expected_loglik(model, xi) if control_variate else None,
     )
 

@@ -247,9 +247,7 @@ def _prior_logsumexp(key, model, xi, y, num):
     block, count = _blocks(num)
 
     def add(carry, i):
-        u = jax.random.normal(
-            jax.random.fold_in(key, i), (block, model.dim), y.dtype
-        )
+        u = jax.random.normal(jax.random.fold_in(key, i), (block, model.dim), y.dtype)
         values = jax.vmap(lambda v: model.loglik(v, y, xi))(u)
         inside = i * block + jnp.arange(block) < num
         values = jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf)
@@ -274,9 +272,7 @@ def _reuse(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk):
     )
     means = jax.vmap(lambda v: model.mean(v, xi))(u)
     y = means + model.sigma * noise
-    constant = -noise.shape[1] * (
-        math.log(model.sigma) + 0.5 * math.log(2 * math.pi)
-    )
+    constant = -noise.shape[1] * (math.log(model.sigma) + 0.5 * math.log(2 * math.pi))
     loglik = constant - 0.5 * jnp.sum(noise * noise, axis=-1)
     block, count = _blocks(n_inner)
 

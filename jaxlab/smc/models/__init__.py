@@ -8,6 +8,7 @@ from jaxlab.smc.models import (
     source_finding,
     spring_mass_damper,
 )
+from jaxlab.smc.models.designs import REFERENCE, Reference
 from jaxlab.smc.models.model import (
     BoedModel,
     additive_gaussian,
@@ -16,7 +17,9 @@ from jaxlab.smc.models.model import (
 )
 
 __all__ = [
+    "REFERENCE",
     "BoedModel",
+    "Reference",
     "additive_gaussian",
     "expected_loglik",
     "get",

@@ -57,7 +57,7 @@ def tempered_posterior(
 ) -> tuple[Float[Array, "4"], Float[Array, "4 4"]]:
     """Mean and covariance of `pi_beta`, prior times likelihood to the power `beta`.
 
-        P = I + beta X'X / sigma^2,   mean = beta P^-1 X'y / sigma^2,   cov = P^-1
+    P = I + beta X'X / sigma^2,   mean = beta P^-1 X'y / sigma^2,   cov = P^-1
     """
     x = design_matrix(xi) / sigma
     covariance = jnp.linalg.inv(jnp.eye(DIM, dtype=x.dtype) + beta * (x.T @ x))
