@@ -4,9 +4,9 @@ Peers: blackjax' adaptive tempered SMC (random walk with the particles' covarian
 target 0.5, systematic resampling), vmapped over the same simulated data sets in a child
 process; and nested Monte Carlo as Pyro has it, on the same outer points.
 
-For every method the spread over data sets gives the number of i.i.d. data sets that an
-RMSE of 0.1 needs, `N = sd^2 / (0.01 - bias^2)`, with the bias measured against the known
-gain less its own standard error. The bill is `N` times evaluations (or CPU time) per
+For every method the spread over data sets gives the number of i.i.d. data sets that
+an RMSE of 0.1 needs, `N = sd^2 / (0.01 - bias^2)`, with the bias measured against the
+known gain less its own standard error. The bill is `N` times evaluations (or CPU time) per
 data set, tuning added. blackjax counts no evaluations; `K (1 + steps (moves + 2))` is
 what its kernel calls (resampling, the ESS solver and each move evaluate anew).
 """
@@ -28,8 +28,12 @@ from jaxlab.smc import eig
 
 TARGET = 0.1
 DESIGNS = ("smd_b", "lg_a")
-OURS = smc.Config(n_temps=50, n_moves=1, kernel="laplace_rw", gap_guard=10.0)
-PLAIN = smc.Config(n_temps=200, n_moves=4, gap_guard=10.0)  # random walk alone
+CHAINS = {  # ours, one row each
+    "rwmh": smc.Config(n_temps=150, n_moves=4, gap_guard=10.0),
+    "laplace_rw": smc.Config(
+        n_temps=50, n_moves=1, kernel="laplace_rw", gap_guard=10.0
+    ),
+}
 PARTICLES, MOVES = 256, 5  # of blackjax: fewer are too biased, more cost more
 
 
@@ -61,10 +65,7 @@ def measure(num_ours: int = 4096, num_peer: int = 1024) -> list[harness.Case]:
     python = harness.peer_python("blackjax")
     for name in DESIGNS:
         reference = smc.models.REFERENCE[name]
-        ours = {
-            "laplace_rw": annealed(name, OURS, num_ours),
-            "rwmh": annealed(name, PLAIN, num_ours),
-        }
+        ours = {k: annealed(name, config, num_ours) for k, config in CHAINS.items()}
         peer = None if python is None else blackjax(python, name, num_peer)
         nested = nested_monte_carlo(name, num_peer)
         _check(reference.eig, *ours.values(), peer)

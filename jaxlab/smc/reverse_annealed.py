@@ -58,7 +58,8 @@ class Config:
     step_scale: float | None = None  # None: the usual optimum of the kernel
     covariance: str = "prior"
     estimator: str = "mid"
-    gap_guard: float = 2.0  # nats; beyond it "mid" falls back to the lower bound
+    gap_guard: float = 2.0  # nats; a wider mean gap turns "mid" into the lower bound
+    outlier_guard: float = 4.0  # robust deviations; the same for single data sets
     grad_cost: int = 2  # evaluations that one value and gradient count for
     pilot_datasets: int = 16
     pilot_particles: int = 128

@@ -190,6 +190,8 @@ def _estimate(
         upper=forward_only,
         sigma_w=sigma_w,
         guard=None if forward_only or config.estimator != "mid" else config.gap_guard,
+        outlier=config.outlier_guard,
+        forward_share=config.forward_share,
         expected_loglik=expected_loglik(model, xi) if control_variate else None,
     )
 

@@ -53,7 +53,8 @@ class EIGResult:
     work_var: Float[Array, "*D"]  # Var(log Z reverse - log Z forward) / 2
     ess_min: Float[Array, "*D"]
     n_nonfinite: Int[Array, "*D"]  # data sets left out because log Z was not finite
-    guarded: Bool[Array, "*D"]  # "mid" fell back to the lower bound
+    guarded: Bool[Array, "*D"]  # "mid" fell back to the lower bound as a whole
+    n_outliers: Int[Array, "*D"]  # data sets where "mid" took the reverse chain alone
     overhead: Int[Array, "*D"]  # evaluations spent on tuning and second chains
     control: Float[Array, "*D"]  # control-variate coefficient, 0 if unused
     samples: Sample
@@ -118,6 +119,8 @@ def summarise(
     upper: bool,
     sigma_w: Float[Array, ""] | None = None,
     guard: float | None = None,
+    outlier: float = 4.0,
+    forward_share: float = 0.5,
     expected_loglik: float | None = None,
 ) -> EIGResult:
     """Reduce per-data-set numbers to an `EIGResult`.
@@ -130,17 +133,24 @@ def summarise(
       lower: the value itself is a lower bound (only where no reverse run says more).
       upper: the value itself is an upper bound.
       sigma_w: measured by second chains; otherwise taken from the two directions.
-      guard: largest mean gap for which `log_z` is used; else `log_z_reverse` is.
+      guard: largest mean gap for which `log_z` is used; else `log_z_reverse` is, as it
+        is for single data sets whose gap is an outlier (a forward chain that lost its
+        mode).
+      outlier: robust standard deviations (1.4826 MAD) above the median gap.
+      forward_share: weight of the forward run in `log_z`.
       expected_loglik: regress `loglik - expected_loglik` out.
     """
     dtype = samples.loglik.dtype
     gap_terms = samples.log_z_reverse - samples.log_z_forward
     usable = jnp.isfinite(gap_terms)
-    gap = _mean(gap_terms, usable)
     guarded = jnp.zeros((), bool)
+    n_outliers = jnp.zeros((), jnp.int32)
     if guard is not None:
-        guarded = ~(gap < guard) | ~jnp.all(usable)
-        log_z = jnp.where(guarded, samples.log_z_reverse, samples.log_z)
+        outliers = _outliers(gap_terms, outlier)
+        usable = usable & ~outliers
+        guarded = ~(_mean(gap_terms, usable) < guard)
+        n_outliers = jnp.sum(outliers, dtype=jnp.int32)
+        log_z = jnp.where(guarded | outliers, samples.log_z_reverse, samples.log_z)
         samples = samples._replace(log_z=log_z)
     terms = samples.loglik - samples.log_z
     finite = jnp.isfinite(terms)
@@ -157,8 +167,9 @@ def summarise(
 
     work_var = 0.5 * _variance(gap_terms, usable)
     if sigma_w is None:
-        # The two directions are independent given the data: Var(mid) = Var(gap) / 4.
-        sigma_w = jnp.sqrt(0.5 * work_var)
+        # The directions are independent given the data, their variances inverse to
+        # their particles: Var(mid) = share (1 - share) Var(gap), a quarter if equal.
+        sigma_w = jnp.sqrt(2 * forward_share * (1 - forward_share) * work_var)
         sigma_w = jnp.where(guarded | ~jnp.any(usable), jnp.nan, sigma_w)
     within = jnp.where(jnp.isnan(sigma_w), 0.0, sigma_w**2)
     total = _variance(terms, finite)
@@ -181,6 +192,7 @@ def summarise(
         ess_min=jnp.min(samples.ess_min),
         n_nonfinite=jnp.sum(~finite, dtype=jnp.int32),
         guarded=guarded,
+        n_outliers=n_outliers,
         overhead=overhead,
         control=control,
         samples=samples,
@@ -205,6 +217,11 @@ def diagnose(result: EIGResult) -> list[str]:
             f"bias dominates: about {sigma_w**2 / 2:.3f} nats against a standard error "
             f"of {se:.3f}. Increase n_temps, not n_outer, or use estimator='mid'."
         )
+    if 50 * int(result.n_outliers) > result.samples.loglik.shape[-1]:
+        notes.append(
+            f"{int(result.n_outliers)} forward chains lost their mode and were left to "
+            "the reverse chain: pass k_forward=4 or increase n_moves."
+        )
     if int(result.n_nonfinite):
         notes.append(f"{int(result.n_nonfinite)} data sets had no finite log Z.")
     work_sd = np.asarray(result.work_sd)
@@ -221,6 +238,14 @@ def diagnose(result: EIGResult) -> list[str]:
             "biases need not cancel in the mean."
         )
     return notes
+
+
+def _outliers(gaps, deviations):
+    """Gaps far above the bulk; an infinite one (zero forward estimate) always is."""
+    known = jnp.where(jnp.isfinite(gaps), gaps, jnp.nan)
+    middle = jnp.nanmedian(known)
+    spread = 1.4826 * jnp.nanmedian(jnp.abs(known - middle))
+    return (gaps - middle > deviations * spread) | (gaps == jnp.inf)
 
 
 def _mean(x, mask):
