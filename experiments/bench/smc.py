@@ -6,9 +6,9 @@ process; and nested Monte Carlo as Pyro has it, on the same outer points.
 
 For every method the spread over data sets gives the number of i.i.d. data sets that
 an RMSE of 0.1 needs, `N = sd^2 / (0.01 - bias^2)`, with the bias measured against the
-known gain less its own standard error. The bill is `N` times evaluations (or CPU time) per
-data set, tuning added. blackjax counts no evaluations; `K (1 + steps (moves + 2))` is
-what its kernel calls (resampling, the ESS solver and each move evaluate anew).
+known gain less its own standard error. The bill is `N` times evaluations (or CPU time)
+per data set, tuning added. blackjax counts no evaluations; `K (1 + steps (moves + 2))`
+is what its kernel calls (resampling, the ESS solver and each move evaluate anew).
 """
 
 import dataclasses

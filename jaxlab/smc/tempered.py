@@ -150,19 +150,18 @@ def step(
     key_resample, key_move = jax.random.split(key)
     old = state.particles.loglik.shape[0]
     new = old if num_particles is None else num_particles
-    before = _log_mean_exp(state.log_weights)
     mean_before = _weighted_mean(state.log_weights, state.particles.loglik)
     delta = beta - state.beta
     log_weights = state.log_weights + scaled(delta, state.particles.loglik)
-    ess = resampling.effective_sample_size(log_weights)
     gain = _log_mean_exp(log_weights)
+    increment = gain - _log_mean_exp(state.log_weights)
+    ess = resampling.effective_sample_size(log_weights)
 
     particles, log_ratio = state.particles, state.log_ratio
     if new != old or (old > 1 and ess_threshold > 0):
-        always = new != old or ess_threshold >= 1
         chosen = resampling.systematic(key_resample, log_weights, new)
         resampled = jax.tree.map(lambda x: x[chosen], particles)
-        if always:
+        if new != old or ess_threshold >= 1:
             particles, log_ratio = resampled, log_ratio + gain
             log_weights = jnp.zeros(new, log_weights.dtype)
         else:
@@ -173,12 +172,17 @@ def step(
             log_ratio = log_ratio + jnp.where(low, gain, 0.0)
             log_weights = jnp.where(low, jnp.zeros_like(log_weights), log_weights)
 
-    particles, moves = move(
-        key_move, particles, beta, params, target, kernel, num_moves
-    )
+    accept, cost = jnp.full_like(ess, jnp.nan), jnp.zeros((), jnp.int32)
+    bad = jnp.zeros((), jnp.int32)
+    if num_moves:
+        particles, moves = move(
+            key_move, particles, beta, params, target, kernel, num_moves
+        )
+        accept = jnp.mean(moves.accept)
+        cost = jnp.sum(moves.n_evals, dtype=jnp.int32)
+        bad = jnp.sum(moves.n_nonfinite, dtype=jnp.int32)
     mean_after = _weighted_mean(log_weights, particles.loglik)
     area = scaled(delta, 0.5 * (mean_before + mean_after))
-    cost = jnp.sum(moves.n_evals, dtype=jnp.int32)
     moved = State(
         particles=particles,
         log_weights=log_weights,
@@ -187,9 +191,7 @@ def step(
         beta=beta,
         n_evals=state.n_evals + cost,
     )
-    accept = jnp.mean(moves.accept) if num_moves else jnp.full_like(ess, jnp.nan)
-    bad = jnp.sum(moves.n_nonfinite, dtype=jnp.int32)
-    return moved, Info(ess, accept, gain - before, bad)
+    return moved, Info(ess, accept, increment, bad)
 
 
 def move(key, particles: Particle, beta, params, target, kernel, num_moves):
