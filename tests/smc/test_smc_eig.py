@@ -236,6 +236,29 @@ def test_bias_that_dominates_is_reported():
     assert eig.diagnose(small()) == []
 
 
+def test_a_planned_budget_meets_its_target():
+    plan = eig.plan_budget(small(), SMALL, 0.05)
+    assert plan.rmse <= 0.05
+    # Variance over N alone asks for nearly as many data sets: the chains suffice.
+    variance = float(small().sigma_b) ** 2
+    assert variance / 0.05**2 < plan.n_outer < 2 * variance / 0.05**2
+    finer = eig.plan_budget(small(), SMALL, 0.01)
+    assert finer.n_temps > plan.n_temps
+    assert finer.n_evals > 20 * plan.n_evals
+
+
+def test_plans_that_cannot_be_made_say_why():
+    with pytest.raises(ValueError, match="target_rmse=0 must be positive"):
+        eig.plan_budget(small(), SMALL, 0)
+    rev = dataclasses.replace(SMALL, estimator="rev")
+    with pytest.raises(ValueError, match="sigma_w was not measured"):
+        eig.plan_budget(small(estimator="rev"), rev, 0.1)
+    with pytest.raises(ValueError, match="estimator='ti' has no bias model"):
+        eig.plan_budget(small(), dataclasses.replace(SMALL, estimator="ti"), 0.1)
+    with pytest.raises(ValueError, match="raise max_temps"):
+        eig.plan_budget(small(), SMALL, 1e-6, max_temps=40)
+
+
 # Baselines ------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from jaxlab.smc.eig.annealed import estimate, estimate_batch, smc
 from jaxlab.smc.eig.baselines import laplace_is, linear_gaussian, nmc, nmc_reuse, pce
+from jaxlab.smc.eig.budget import Plan, plan_budget
 from jaxlab.smc.eig.result import (
     EIGResult,
     Sample,
@@ -12,6 +13,7 @@ from jaxlab.smc.eig.result import (
 
 __all__ = [
     "EIGResult",
+    "Plan",
     "Sample",
     "contributions",
     "diagnose",
@@ -23,5 +25,6 @@ __all__ = [
     "nmc_reuse",
     "paired_difference",
     "pce",
+    "plan_budget",
     "smc",
 ]
