@@ -51,6 +51,10 @@ def tune(
     Raises:
       ValueError: if the choice needs `model.mean` and the model has none.
     """
+    if config.schedule == "adaptive":  # populations tune themselves
+        betas = schedules.power(config.n_temps, config.exponent, dtype)
+        nothing = jnp.zeros((), jnp.int32)
+        return Tuning(betas, None, jnp.full((), jnp.nan, dtype), nothing)
     key_fisher, key_pilot = jax.random.split(key)
     needs_chol = config.kernel in ("rwmh", "mala", "hmc", "laplace_rw")
     by_fisher = config.schedule in ("linear", "geometric") or (

@@ -15,6 +15,7 @@ import pytest
 
 from jaxlab import smc
 from jaxlab.smc import eig, pilot
+from jaxlab.smc.eig.result import Curves, summarise
 from jaxlab.smc.models import linear_gaussian as lg
 
 SMALL = smc.Config(n_temps=20, n_moves=2, pilot_draws=64)
@@ -44,9 +45,9 @@ def test_mid_is_right_and_sandwiched():
     assert close(result, EXACT)
     assert result.lower < EXACT < result.upper
     assert not result.guarded
-    np.testing.assert_allclose(
-        result.value, 0.5 * (result.lower + result.upper), rtol=1e-5
-    )
+    middle = 0.5 * (result.lower + result.upper)  # outliers apart
+    np.testing.assert_allclose(result.value, middle, atol=0.05)
+    assert result.n_outliers < 0.02 * 512
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_a_wide_gap_falls_back_to_the_lower_bound_and_says_so(gold):
         n_outer=128,
     )
     assert result.guarded
-    assert result.value == result.lower
+    np.testing.assert_allclose(result.value, result.lower, rtol=1e-6)
     assert any("lower bound" in note for note in eig.diagnose(result))
 
 
@@ -257,6 +258,58 @@ def test_plans_that_cannot_be_made_say_why():
         eig.plan_budget(small(), dataclasses.replace(SMALL, estimator="ti"), 0.1)
     with pytest.raises(ValueError, match="raise max_temps"):
         eig.plan_budget(small(), SMALL, 1e-6, max_temps=40)
+
+
+def made_up(num=400, lost=()):
+    """Samples whose directions miss log Z by -+0.4 on average, some forward lost."""
+    rng = np.random.default_rng(0)
+    log_z = rng.normal(-5, 1, num)
+    reverse = log_z + 0.4 + 0.9 * rng.normal(size=num)
+    forward = log_z - 0.4 + 0.9 * rng.normal(size=num)
+    forward[: len(lost)] = lost
+    columns = log_z + 6, 0.5 * (reverse + forward), reverse, forward
+    numbers = [jnp.asarray(x, jnp.float32) for x in columns]
+    ones = jnp.ones(num, jnp.int32)
+    return eig.Sample(*numbers, ones, 0 * ones, numbers[0])
+
+
+def summary(samples, guard=2.0):
+    empty = jnp.zeros((0,))
+    return summarise(
+        samples,
+        Curves(empty, empty),
+        replicates=0,
+        overhead=jnp.zeros((), jnp.int32),
+        lower=False,
+        upper=False,
+        guard=guard,
+    )
+
+
+def test_forward_chains_that_lost_their_mode_do_not_spoil_the_mean():
+    clean = summary(made_up())
+    spoiled = summary(made_up(lost=(-500.0, -80.0, -np.inf)))
+    assert clean.n_outliers == 0
+    assert spoiled.n_outliers == 3
+    assert spoiled.n_nonfinite == 0
+    np.testing.assert_allclose(clean.value, 6, atol=0.1)
+    np.testing.assert_allclose(spoiled.value, clean.value, atol=0.02)
+    assert spoiled.lower == clean.lower  # the bounds stay what they are
+    assert spoiled.upper > clean.upper + 1
+
+
+def test_inner_deviation_is_read_off_the_two_directions():
+    # Each has variance 0.81; their mean 0.405. Between data sets nothing varies.
+    result = summary(made_up(num=20_000))
+    np.testing.assert_allclose(result.sigma_w**2, 0.405, rtol=0.05)
+    np.testing.assert_allclose(result.sigma_b, 0, atol=0.1)
+
+
+def test_narrow_guard_turns_the_value_into_the_lower_bound():
+    result = summary(made_up(), guard=0.5)
+    assert result.guarded
+    np.testing.assert_allclose(result.value, result.lower, rtol=1e-6)
+    assert jnp.isnan(result.sigma_w)
 
 
 # Baselines ------------------------------------------------------------------------
