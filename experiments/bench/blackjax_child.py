@@ -7,11 +7,11 @@ import json
 import sys
 import time
 
-import blackjax
+import blackjax  # pyright: ignore[reportMissingImports]
 import jax
 import jax.numpy as jnp
-from blackjax.mcmc import random_walk
-from blackjax.smc import resampling
+from blackjax.mcmc import random_walk  # pyright: ignore[reportMissingImports]
+from blackjax.smc import resampling  # pyright: ignore[reportMissingImports]
 
 from jaxlab import smc
 from jaxlab.smc.eig import outer

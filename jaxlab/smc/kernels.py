@@ -266,7 +266,7 @@ def get(name: str, grad_cost: int = 2) -> Kernel:
     }[name]()
 
 
-def default_scale(name: str, dim: int) -> float:
+def default_scale(name: Any, dim: int) -> float:
     """Step length in units of the preconditioner: the usual optima for Gaussians."""
     return {
         "rwmh": 2.38 / math.sqrt(dim),

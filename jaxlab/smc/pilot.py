@@ -64,25 +64,25 @@ def tune(
         needs_chol and config.covariance == "pilot"
     )
     cost, length = 0, jnp.full((), jnp.nan, dtype)
-    values = vectors = grid = variance = covariances = None
+    spectra: Any = ()
+    path: Any = ()
     if by_fisher:
-        values, vectors = _fisher_spectra(key_fisher, model, xi, config, dtype)
+        spectra = _fisher_spectra(key_fisher, model, xi, config, dtype)
         cost += config.pilot_draws * (1 + model.dim)
     n_evals = jnp.full((), cost, jnp.int32)
     if by_pilot:
-        grid, variance, covariances, spent = measure(
-            key_pilot, model, xi, config, dtype
-        )
+        *path, spent = measure(key_pilot, model, xi, config, dtype)
         n_evals = n_evals + spent
 
     if config.schedule == "pilot":
+        grid, variance, _ = path
         betas, length = schedules.equal_length(grid, variance, config.n_temps)
     elif config.schedule == "linear":
         fine = jnp.linspace(0, 1, 257, dtype=dtype) ** 4
-        variance = schedules.linear_variance(fine, values)
+        variance = schedules.linear_variance(fine, spectra[0])
         betas, length = schedules.equal_length(fine, variance, config.n_temps)
     elif config.schedule == "geometric":
-        largest = jnp.mean(values[:, -1])
+        largest = jnp.mean(spectra[0][:, -1])
         betas = schedules.geometric(config.n_temps, largest, dtype)
     else:
         betas = schedules.power(config.n_temps, config.exponent, dtype)
@@ -90,8 +90,9 @@ def tune(
     params = None
     if needs_chol:
         if config.covariance == "prior":
-            tempered_cov = _prior_covariances(betas, values, vectors)
+            tempered_cov = _prior_covariances(betas, *spectra)
         else:
+            grid, _, covariances = path
             tempered_cov = _interpolate(betas, grid, covariances)
         scale = config.step_scale or kernels.default_scale(config.kernel, model.dim)
         params = scale * jnp.linalg.cholesky(tempered_cov)

@@ -36,8 +36,11 @@ def params(name):
     chol = jnp.linalg.cholesky(covariance)
     if name == "slice":
         return None
+    independent = mean + 0.1, 1.2 * chol  # off the mark, so that it must correct
     if name == "laplace":
-        return mean + 0.1, 1.2 * chol  # off the mark, so that it must correct
+        return independent
+    if name == "laplace_rw":
+        return kernels.default_scale(name, 4) * chol, independent
     return kernels.default_scale(name, 4) * chol
 
 
@@ -90,7 +93,7 @@ def test_values_carried_belong_to_the_position(name):
 
 
 def test_evaluations_are_counted_rejected_ones_too():
-    cost = {"rwmh": 1, "mala": 2, "hmc": 8, "laplace": 1}
+    cost = {"rwmh": 1, "mala": 2, "hmc": 8, "laplace": 1, "laplace_rw": 2}
     for name, each in cost.items():
         np.testing.assert_array_equal(moved(name, "exact")[1].n_evals, each)
     spent = moved("slice", "exact")[1].n_evals
@@ -193,6 +196,8 @@ def test_unknown_kernels_are_refused_by_name():
         kernels.get("gibbs")
     with pytest.raises(ValueError, match="num_leapfrog=0 must be at least 1"):
         kernels.hmc(0)
+    with pytest.raises(ValueError, match="2 kernels of a cycle must share one `init`"):
+        kernels.cycle(kernels.random_walk(), kernels.mala())
 
 
 def test_laplace_fit_of_a_linear_model_is_its_posterior(cubic):

@@ -247,7 +247,7 @@ def _reverse_dataset(key, model, xi, u, noise, tuning, config):
     if config.estimator == "mid":
         share = config.forward_share
         log_z = (1 - share) * rev.log_z + share * forward
-    elif config.estimator == "bar":
+    elif config.estimator == "bar" and fwd is not None:
         log_z = reverse_annealed.bennett(fwd.works, rev.works)
     else:
         log_z = rev.thermodynamic if config.estimator == "ti" else rev.log_z

@@ -6,7 +6,7 @@ additive noise). Everything is unbatched; estimators `vmap`.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ class BoedModel(NamedTuple):
     loglik: Callable
     noise_dim: Callable
     design_bounds: tuple[tuple[float, ...], tuple[float, ...]]
-    mean: Callable | None = None
-    sigma: float | None = None
+    mean: Any = None
+    sigma: Any = None
 
     def sample_obs(self, key, u: Float[Array, "d"], xi: Array) -> Float[Array, "n"]:
         """One data set from `p(y | u, xi)`; the key is consumed."""
