@@ -224,7 +224,7 @@ def ascend(
     learning_rate: float = 0.05,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """Adam on the information gain, kept inside the design box.
+    """RMSProp on the information gain, kept inside the design box.
 
     Args:
       key: consumed.
@@ -239,7 +239,7 @@ def ascend(
     """
     lower, upper = (_broadcast(corner, xi) for corner in bounds(model, xi.dtype))
     width = upper - lower
-    optimiser = optax.adam(learning_rate)
+    optimiser = optax.rmsprop(learning_rate)
 
     def step(carry, key):
         unit, state = carry
