@@ -151,7 +151,7 @@ def evaluations_for(curve: list[Cell], target: float) -> tuple[float, bool]:
     goal = math.log(target)
     above = np.flatnonzero(y > goal)
     if not above.size:
-        return float(np.exp(x[0])), False
+        return float(curve[0].evals), False
     last = int(above[-1])
     inside = last + 1 < len(curve)
     left, right = (last, last + 1) if inside else (last - 1, last)
