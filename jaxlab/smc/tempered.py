@@ -248,7 +248,9 @@ def anneal(
         )
     sizes[-1] = sizes[-2] if num_temps > 1 and not last_moves else sizes[-1]
     infos = []
-    for start, stop, moves in _stages(sizes, 0 if not last_moves else num_moves):
+    for start, stop, moves in _stages(
+        sizes, state.log_weights.shape[0], num_moves if last_moves else 0
+    ):
         one = functools.partial(
             step,
             target=target,
@@ -363,14 +365,18 @@ def weighted_covariance(u: Float[Array, "K d"], log_weights: Float[Array, "K"]):
     return (weights[:, None] * centred).T @ centred
 
 
-def _stages(sizes, last_moves):
-    """Runs of equal size as (start, stop, moves); the last step stands alone."""
+def _stages(sizes, current, last_moves):
+    """What one scan can take, as (start, stop, moves): changes of size stand alone."""
     end = len(sizes) - 1
     start = 0
-    for t in range(1, end + 1):
-        if t == end or sizes[t] != sizes[start]:
-            yield start, t, None
-            start = t
+    for t in range(end):
+        if sizes[t] != current:
+            if start < t:
+                yield start, t, None
+            yield t, t + 1, None
+            start, current = t + 1, sizes[t]
+    if start < end:
+        yield start, end, None
     yield end, end + 1, last_moves
 
 
