@@ -10,12 +10,26 @@ Environments are unbatched and static; `jax.vmap` and `jax.jit` are the caller's
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envs import pool as pool
+    from envs import spaces as spaces
+    from envs.checker import check as check
+    from envs.minigrid.environment import MiniGrid as MiniGrid
+    from envs.minigrid.state import Params as Params
+    from envs.minigrid.state import State as State
+    from envs.registry import from_family as from_family
+    from envs.registry import from_grids as from_grids
+    from envs.registry import make as make
+    from envs.registry import registered as registered
 
 _HOMES = {
     "make": "registry",
     "registered": "registry",
     "from_family": "registry",
     "from_grids": "registry",
+    "check": "checker",
     "MiniGrid": "minigrid.environment",
     "Params": "minigrid.state",
     "State": "minigrid.state",
@@ -26,7 +40,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(
             f"module 'envs' has no attribute {name!r}; it offers {', '.join(_HOMES)}"

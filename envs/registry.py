@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +12,53 @@ import numpy as np
 
 from envs.minigrid import board, family
 from envs.minigrid.environment import MiniGrid
-from envs.minigrid.layouts import crossing, door_key, empty, four_rooms, lava_gap
+from envs.minigrid.layouts import (
+    crossing,
+    dist_shift,
+    door_key,
+    dynamic_obstacles,
+    empty,
+    fetch,
+    four_rooms,
+    go_to_door,
+    go_to_object,
+    key_corridor,
+    lava_gap,
+    locked_room,
+    memory,
+    multi_room,
+    obstructed_maze,
+    playground,
+    put_near,
+    red_blue_doors,
+    unlock,
+    unlock_pickup,
+)
 from envs.minigrid.observation import Lens
 from envs.minigrid.state import Params
 
 # One line per family: import its file above and list it here.
 FAMILIES = (
-    empty.FAMILY,
-    four_rooms.FAMILY,
-    door_key.FAMILY,
-    lava_gap.FAMILY,
     crossing.FAMILY,
+    dist_shift.FAMILY,
+    door_key.FAMILY,
+    dynamic_obstacles.FAMILY,
+    empty.FAMILY,
+    fetch.FAMILY,
+    four_rooms.FAMILY,
+    go_to_door.FAMILY,
+    go_to_object.FAMILY,
+    key_corridor.FAMILY,
+    lava_gap.FAMILY,
+    locked_room.FAMILY,
+    memory.FAMILY,
+    multi_room.FAMILY,
+    obstructed_maze.FAMILY,
+    playground.FAMILY,
+    put_near.FAMILY,
+    red_blue_doors.FAMILY,
+    unlock.FAMILY,
+    unlock_pickup.FAMILY,
 )
 
 
@@ -43,7 +80,8 @@ def make(
     """The environment registered under an id, and its default parameters.
 
     Args:
-      name: such as "MiniGrid-DoorKey-8x8-v0"; prefix and version may be left out.
+      name: such as "MiniGrid-DoorKey-8x8-v0"; prefix and version 0 may be left out,
+        and "Navix-" ids are understood (docs/envs.md has the table).
       obs: what the agent sees; a name in `envs.minigrid.observation.OBSERVATIONS`.
       view_size: side of the partial view, odd.
       tile_size: pixels per cell of the picture observations.
@@ -106,6 +144,7 @@ def from_family(
             see_through_walls=config.see_through_walls,
             view_size=view_size,
             tile_size=tile_size,
+            missions=made.missions(config),
         ),
         obs=obs,
         auto_reset=auto_reset,
@@ -191,10 +230,24 @@ def _by_id() -> dict[str, tuple[family.Family, Any]]:
 
 def _resolve(name: str) -> str:
     known = registered()
-    for candidate in (name, f"MiniGrid-{name}", f"{name}-v0", f"MiniGrid-{name}-v0"):
-        if candidate in known:
-            return candidate
+    bare = _from_navix(name) if name.startswith("Navix-") else name
+    for full in (bare, f"MiniGrid-{bare}", f"{bare}-v0", f"MiniGrid-{bare}-v0"):
+        if full in known:
+            return full
     raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
+
+
+def _from_navix(name: str) -> str:
+    """The id without prefix whose levels are those of a navix id.
+
+    navix orders some names otherwise, and gives version 0 to levels that are
+    MiniGrid's version 1.
+    """
+    bare = name.removeprefix("Navix-")
+    bare = re.sub(r"^(Dynamic-Obstacles)-(\d+x\d+)-Random", r"\1-Random-\2", bare)
+    bare = bare.replace("DoorKey-Random-", "DoorKey-")
+    renewed = r"^(MultiRoom-N4-S5|ObstructedMaze-(?:2Dlhb|1Q|2Q|Full))-v0$"
+    return re.sub(renewed, r"\1-v1", bare)
 
 
 def _suggest(name: str, known) -> str:

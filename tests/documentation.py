@@ -5,8 +5,10 @@ import os
 import pathlib
 import tempfile
 
+import pytest
 import sybil
 from sybil.document import PythonDocStringDocument
+from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from sybil.parsers.rest import DocTestParser
 
@@ -40,3 +42,16 @@ docstrings = sybil.Sybil(
     document_types={".py": PythonDocStringDocument},
 )
 pytest_collect_file = (markdown + docstrings).pytest()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Examples of one document build on each other: undo the shuffle within it."""
+    documents: dict[pathlib.Path, list[int]] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, SybilItem):
+            documents.setdefault(item.path, []).append(index)
+    for places in documents.values():
+        ordered = sorted((items[i] for i in places), key=lambda item: item.example.line)
+        for place, item in zip(places, ordered, strict=True):
+            items[place] = item

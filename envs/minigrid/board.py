@@ -61,7 +61,7 @@ def position(x, y) -> Int[Array, "2"]:
     return jnp.stack([jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)])
 
 
-def below(random: UInt32[Array, ""], limit) -> Int[Array, ""]:
+def below(random: UInt32[Array, "*shape"], limit) -> Int[Array, "*shape"]:
     """floor(random * limit / 2^32): an index from 32 random bits, limit <= 2^16.
 
     The high half of a 64-bit product, from 16-bit halves since x64 may be off. The
@@ -78,13 +78,26 @@ def between(key: Key[Array, ""], low, high) -> Int[Array, ""]:
     return low + below(jax.random.bits(key, dtype=jnp.uint32), high - low + 1)
 
 
+def choose_index(key: Key[Array, ""], allowed: Bool[Array, "*shape"]) -> Int[Array, ""]:
+    """Flat index of a uniformly drawn allowed entry; 0 where nothing is allowed."""
+    count = jnp.cumsum(allowed.reshape(-1), dtype=jnp.int32)
+    rank = below(jax.random.bits(key, dtype=jnp.uint32), count[-1])
+    return jnp.argmax(count > rank).astype(jnp.int32)
+
+
 def choose(key: Key[Array, ""], allowed: Bool[Array, "W H"]) -> Int[Array, "2"]:
     """A uniformly drawn allowed cell; the first one where nothing is allowed."""
     height = allowed.shape[1]
-    count = jnp.cumsum(allowed.reshape(-1), dtype=jnp.int32)
-    rank = below(jax.random.bits(key, dtype=jnp.uint32), count[-1])
-    index = jnp.argmax(count > rank).astype(jnp.int32)
+    index = choose_index(key, allowed)
     return jnp.stack([index // height, index % height])
+
+
+def shuffled(key: Key[Array, ""], n: int) -> Int[Array, "n"]:
+    """A uniform permutation of 0 .. n-1, by sorting random words.
+
+    Two words are equal with probability below n^2 / 2^33.
+    """
+    return jnp.argsort(jax.random.bits(key, (n,), jnp.uint32)).astype(jnp.int32)
 
 
 def place_agent(

@@ -36,8 +36,8 @@ def to_state(
       agent: (x, y, direction).
       carrying: (object, color, state), or None (or zeros) for free hands.
       box_contents: rows (x, y, object, color, state) of what lies inside the boxes.
-      task: MiniGrid's attributes by name; `mission` selects the mission, the rest is
-        read by the family.
+      task: MiniGrid's attributes by name; `mission` selects the mission, the fields of
+        the family's task are taken by their names, others are ignored.
 
     Raises:
       ValueError: on a wrong shape or code, an agent outside the board, contents where
@@ -125,14 +125,17 @@ def _carried(carrying) -> int:
 
 
 def _task(env: MiniGrid, record: dict[str, Any]):
-    if env.family.read_task is None:
+    wanted = env.family.task_type
+    if wanted is None:
         return ()
-    try:
-        return env.family.read_task(record, env.config)
-    except KeyError as missing:
+    names = [field.name for field in dataclasses.fields(wanted)]
+    missing = [name for name in names if name not in record]
+    if missing:
         raise ValueError(
-            f"task lacks {missing}, which {env.name} needs; got {sorted(record)}"
-        ) from None
+            f"task lacks {', '.join(missing)}, which {env.name} needs; got "
+            f"{sorted(record)}"
+        )
+    return wanted(**{name: jnp.asarray(record[name], jnp.int32) for name in names})
 
 
 def _mission(env: MiniGrid, text: str | None) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from envs import pool as pools
 from envs import spaces
@@ -94,7 +94,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""] | int,
+        action: Array | int,
         params: Params,
     ) -> StepResult:
         """One step and, where the episode ended, the reset `auto_reset` asks for.
@@ -145,7 +145,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""] | int,
+        action: Array | int,
         params: Params,
     ) -> StepResult:
         """`step` without any auto-reset."""
@@ -156,7 +156,7 @@ class MiniGrid:
         self,
         key: Key[Array, ""],
         state: State,
-        action: Int[Array, ""] | int,
+        action: Array | int,
         params: Params,
     ) -> tuple[PyTree, State, Float[Array, ""], Bool[Array, ""], dict[str, Any]]:
         """gymnax' inner step: no auto-reset and no time limit."""
@@ -180,7 +180,7 @@ class MiniGrid:
         lens = self.lens
         if tile_size is not None:
             lens = dataclasses.replace(lens, tile_size=tile_size)
-        return np.asarray(rgb_full(state, lens))
+        return np.asarray(_picture(state, lens))
 
     def set_state(
         self, grid, agent, carrying=None, box_contents=(), task=None
@@ -257,6 +257,9 @@ def _generate(family: Family, config: Config, key) -> State:
         stream=jnp.uint32(0),
         ended=jnp.asarray(False),
     )
+
+
+_picture = jax.jit(rgb_full, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

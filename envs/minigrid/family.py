@@ -69,9 +69,8 @@ class Family:
         the shared rules. A family with this rule consumes the step's key.
       after_step: `(transition, outcome, config) -> Outcome`, replaces what the shared
         rules pay.
-      read_task: `(record, config) -> task`, builds `Level.task` on the host from a
-        dictionary of MiniGrid's attributes; needed by `set_state` where `task` is
-        not empty.
+      task_type: class of `Level.task` where there is one: a registered dataclass of
+        int32 arrays, its fields named after the attributes MiniGrid keeps them in.
       num_actions: how many of the seven actions there are.
     """
 
@@ -80,5 +79,5 @@ class Family:
     ids: Mapping[str, Any]
     before_step: Callable[..., tuple[State, Int[Array, ""]]] | None = None
     after_step: Callable[..., Outcome] | None = None
-    read_task: Callable[..., Any] | None = None
+    task_type: type | None = None
     num_actions: int = 7

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from envs import spaces
-from envs.minigrid import cells, render
+from envs.minigrid import cells, missions, render
 from envs.minigrid.state import State
 from envs.minigrid.view import coordinates, partial_view, visible_cells
 
@@ -29,6 +29,7 @@ class Lens:
     see_through_walls: bool
     view_size: int = 7
     tile_size: int = 8
+    missions: tuple[str, ...] = ("",)  # what `State.mission` points into
 
     def __post_init__(self):
         if self.view_size < 3 or self.view_size % 2 == 0:
@@ -98,6 +99,62 @@ def rgb_full(state: State, lens: Lens) -> UInt8[Array, "rows columns 3"]:
     return render.draw(state.grid.astype(jnp.int32), agent, bright, lens.tile_size)
 
 
+def dictionary(state: State, lens: Lens) -> dict[str, Array]:
+    """The partial view, the direction, and the mission as word indices."""
+    table = jnp.asarray(missions.token_table(lens.missions))
+    return {
+        "image": symbolic_partial(state, lens),
+        "direction": state.direction,
+        "mission": table[state.mission],
+    }
+
+
+def flat(state: State, lens: Lens) -> UInt8[Array, "n"]:
+    """The partial view in a row, then the mission's characters one-hot."""
+    table = jnp.asarray(missions.character_table(lens.missions))
+    image = symbolic_partial(state, lens).reshape(-1)
+    return jnp.concatenate([image, table[state.mission]])
+
+
+def symbolic_xy(state: State, lens: Lens) -> Int[Array, "W H 3"]:
+    """(x, y, object) of every cell; -1 for empty ones, 10 for the agent's."""
+    kind = cells.kind(state.grid.astype(jnp.int32))
+    kind = jnp.where(kind == cells.EMPTY, -1, kind)
+    kind = jnp.where(_agent_mask(state), cells.AGENT, kind)
+    x = jnp.arange(lens.width, dtype=jnp.int32)[:, None]
+    y = jnp.arange(lens.height, dtype=jnp.int32)[None, :]
+    return jnp.stack([*jnp.broadcast_arrays(x, y), kind], axis=-1)
+
+
+def direction_goal(state: State, lens: Lens) -> dict[str, Array]:
+    """`dictionary` with the slope of the line to the goal."""
+    return {**dictionary(state, lens), "goal_direction": goal_direction(state)}
+
+
+def goal_direction(state: State, kind: str = "slope") -> Float[Array, ""]:
+    """Where the first goal (row by row) lies: 0 at the goal, nan without one.
+
+    Args:
+      state: any state.
+      kind: "slope" dy / dx, infinite straight up or down; "angle", its arc tangent;
+        or "angle_atan2", the full angle.
+    """
+    if kind not in ("slope", "angle", "angle_atan2"):
+        raise ValueError(f"kind={kind!r} must be slope, angle or angle_atan2")
+    goals = (cells.kind(state.grid.astype(jnp.int32)) == cells.GOAL).T.reshape(-1)
+    first, width = jnp.argmax(goals).astype(jnp.int32), state.grid.shape[0]
+    dx = (first % width - state.position[0]).astype(jnp.float32)
+    dy = (first // width - state.position[1]).astype(jnp.float32)
+    if kind == "angle_atan2":
+        direction = jnp.arctan2(dy, dx)
+    else:
+        upright = jnp.sign(dy) * jnp.float32(jnp.inf)
+        direction = jnp.where(dx == 0, upright, dy / jnp.where(dx == 0, 1, dx))
+        direction = jnp.arctan(direction) if kind == "angle" else direction
+    direction = jnp.where((dx == 0) & (dy == 0), jnp.float32(0), direction)
+    return jnp.where(jnp.any(goals), direction, jnp.float32(jnp.nan))
+
+
 def _agent_mask(state: State):
     width, height = state.grid.shape
     x = jnp.arange(width, dtype=jnp.int32)[:, None]
@@ -118,6 +175,30 @@ def _picture(columns: int, rows: int, tile_size: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 
 
+def _dictionary_space(lens: Lens) -> spaces.Dict:
+    words = spaces.Box(0, len(missions.VOCABULARY), (missions.MAX_WORDS,), np.int32)
+    image = _symbols(lens.view_size, lens.view_size)
+    return spaces.Dict(
+        {"image": image, "direction": spaces.Discrete(4), "mission": words}
+    )
+
+
+def _direction_space(lens: Lens) -> spaces.Dict:
+    slope = spaces.Box(-np.inf, np.inf, (), np.float32)
+    return spaces.Dict({**_dictionary_space(lens).spaces, "goal_direction": slope})
+
+
+def _flat_space(lens: Lens) -> spaces.Box:
+    text = missions.MAX_CHARACTERS * len(missions.ALPHABET)
+    length = 3 * lens.view_size**2 + text
+    return spaces.Box(0, len(cells.OBJECTS) - 1, (length,), np.uint8)
+
+
+def _xy_space(lens: Lens) -> spaces.Box:
+    high = max(lens.width, lens.height, len(cells.OBJECTS)) - 1
+    return spaces.Box(-1, high, (lens.width, lens.height, 3), np.int32)
+
+
 OBSERVATIONS = {
     "symbolic_partial": Observation(
         symbolic_partial, lambda lens: _symbols(lens.view_size, lens.view_size)
@@ -136,4 +217,11 @@ OBSERVATIONS = {
     "rgb_full": Observation(
         rgb_full, lambda lens: _picture(lens.width, lens.height, lens.tile_size)
     ),
+    "dict": Observation(dictionary, _dictionary_space),
+    "image_only": Observation(
+        symbolic_partial, lambda lens: _symbols(lens.view_size, lens.view_size)
+    ),
+    "flat": Observation(flat, _flat_space),
+    "symbolic_xy": Observation(symbolic_xy, _xy_space),
+    "direction_goal": Observation(direction_goal, _direction_space),
 }

@@ -62,15 +62,19 @@ def atlas(tile_size: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"tile_size={tile_size} must be at least 1")
     lookup = np.zeros((512, 5, 2), np.int16)
     tiles: dict[bytes, int] = {}
+    drawn: dict[tuple, int] = {}
     for cell in range(512):
         kind, color, state = cells.triple(cell)
         if kind > cells.AGENT or color > cells.GREY or state > cells.LOCKED:
             continue
+        shown = _shown(kind, color, state)
         for agent in range(5):
-            for highlight in range(2):
-                picture = tile(kind, color, state, agent, bool(highlight), tile_size)
-                pixels = picture.tobytes()
-                lookup[cell, agent, highlight] = tiles.setdefault(pixels, len(tiles))
+            for highlight in (False, True):
+                key = (*shown, agent, highlight)
+                if key not in drawn:
+                    pixels = tile(*key, tile_size).tobytes()
+                    drawn[key] = tiles.setdefault(pixels, len(tiles))
+                lookup[cell, agent, int(highlight)] = drawn[key]
     stacked = np.frombuffer(b"".join(tiles), np.uint8)
     return lookup.reshape(-1), stacked.reshape(-1, tile_size, tile_size, 3)
 
@@ -89,12 +93,8 @@ def tile(
 
 @functools.cache
 def _canvas(kind: int, color: int, state: int, agent: int, size: int) -> np.ndarray:
-    """Painter's order: grid lines, object, agent. Color is used where it matters."""
-    if kind in (cells.UNSEEN, cells.EMPTY, cells.LAVA, cells.AGENT) and color:
-        return _canvas(kind, 0, state, agent, size)
-    if kind != cells.DOOR and state:
-        return _canvas(kind, color, 0, agent, size)
-
+    """Painter's order: grid lines, object, agent."""
+    kind, color, state = _shown(kind, color, state)
     centers = (np.arange(size) + 0.5) / size
     x, y = centers[None, :], centers[:, None]
     canvas = np.zeros((size, size, 3), np.uint8)
@@ -110,6 +110,12 @@ def _canvas(kind: int, color: int, state: int, agent: int, size: int) -> np.ndar
     if agent != NO_AGENT:
         fill(_agent_triangle(x, y, agent), RGB[cells.RED])
     return canvas
+
+
+def _shown(kind: int, color: int, state: int) -> tuple[int, int, int]:
+    """The code without what does not show: the color of lava, the state of a wall."""
+    colorless = kind in (cells.UNSEEN, cells.EMPTY, cells.LAVA, cells.AGENT)
+    return kind, 0 if colorless else color, state if kind == cells.DOOR else 0
 
 
 def _object_strokes(x, y, kind, paint, state):

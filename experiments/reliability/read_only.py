@@ -71,5 +71,8 @@ def give(folder: pathlib.Path) -> None:
 def drop_privileges() -> None:
     """From the superuser to nobody; no effect for others."""
     if os.geteuid() == 0:
+        # Afterwards an interpreter below /root cannot import what it has not yet.
+        from jaxlab.io import cli, environment  # noqa: F401
+
         os.setgid(NOBODY)
         os.setuid(NOBODY)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxlab.io.metrics import Metrics, export_csv, read_metrics
     from jaxlab.io.progress import Progress
     from jaxlab.io.session import RunError, Session, Stopped
-    from jaxlab.io.weights import load_weights, save_weights
+    from jaxlab.io.weights import load_weights, read_about, save_weights
 
 __all__ = [
     "CheckpointError",
@@ -31,6 +31,7 @@ __all__ = [
     "load_weights",
     "main",
     "plot",
+    "read_about",
     "read_metrics",
     "save_gif",
     "save_weights",
@@ -50,6 +51,7 @@ _HOMES = {
     "save_gif": "gif",
     "save_weights": "weights",
     "load_weights": "weights",
+    "read_about": "weights",
 }
 _MODULES = ("config", "plot")
 

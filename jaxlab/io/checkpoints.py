@@ -183,7 +183,14 @@ class Checkpoints:
             self._remove_leftovers()
             self._manager_ = ocp.CheckpointManager(
                 self._directory.absolute(),
-                options=ocp.CheckpointManagerOptions(max_to_keep=self._keep),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=self._keep,
+                    # Made in the background, a folder that cannot be made would leave
+                    # other threads waiting, and the process alive, for minutes.
+                    async_options=ocp.options.AsyncOptions(
+                        create_directories_asynchronously=False
+                    ),
+                ),
             )
         return self._manager_
 

@@ -69,12 +69,7 @@ def load_weights(path: str | os.PathLike, like: Tree) -> tuple[Tree, dict[str, A
     import jax
     import jax.numpy as jnp
 
-    arrays, metadata = _read(path)
-    about = metadata.get("about", "{}")
-    if _digest(arrays, about) != metadata.get("sha256"):
-        raise ValueError(
-            f"{path} is damaged: its SHA-256 does not match; fetch it again"
-        )
+    arrays, about = _read_sound(path)
     wanted = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _named(like)}
     found = {name: (a.shape, str(a.dtype)) for name, a in arrays.items()}
     for name in {**wanted, **found}:
@@ -85,6 +80,25 @@ def load_weights(path: str | os.PathLike, like: Tree) -> tuple[Tree, dict[str, A
             )
     leaves = [jnp.array(arrays[name]) for name, _ in _named(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves), json.loads(about)
+
+
+def read_about(path: str | os.PathLike) -> dict[str, Any]:
+    """What `save_weights` was told, for programs that rebuild the network from it.
+
+    Raises:
+      ValueError: if the file is damaged or was not written by `save_weights`.
+    """
+    return json.loads(_read_sound(path)[1])
+
+
+def _read_sound(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], str]:
+    arrays, metadata = _read(path)
+    about = metadata.get("about", "{}")
+    if _digest(arrays, about) != metadata.get("sha256"):
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 does not match; fetch it again"
+        )
+    return arrays, about
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -8,14 +8,19 @@ module is loaded when it is first used.
 import importlib
 
 _MODULES = (
+    "algorithm",
+    "dqn",
     "environment",
     "evaluate",
     "exploration",
     "loop",
     "networks",
     "optimiser",
+    "ppo",
     "pqn",
+    "pqn_rnn",
     "returns",
+    "rollout",
     "seeds",
     "statistics",
 )

@@ -36,11 +36,12 @@ def episodes(
     key: PRNGKeyArray,
     env: Environment,
     env_params: Any,
-    act: Policy,
+    act: Callable[..., Any],
     *,
     num_episodes: int,
     max_steps: int,
     start: tuple[Array, PyTree] | None = None,
+    memory: PyTree = None,
 ) -> Episodes:
     """Play until every environment has finished its first episode.
 
@@ -48,10 +49,12 @@ def episodes(
       key: consumed.
       env: unbatched environment.
       env_params: its parameters, for instance with a pool of held-out levels.
-      act: `(obs [N, ...], key) -> actions [N]`, see `greedy`.
+      act: `(obs [N, ...], key) -> actions [N]`, see `greedy`; with `memory`,
+        `(memory, obs, first [N], key) -> memory, actions`.
       num_episodes: N.
       max_steps: bound on the length, for policies that never finish.
       start: `(obs, env_state)` of N environments; None resets them.
+      memory: of a recurrent policy before the first step.
 
     Returns:
       The episodes; `finished` is False where `max_steps` was too short.
@@ -62,14 +65,20 @@ def episodes(
         start = jax.vmap(env.reset, in_axes=(0, None))(keys, env_params)
     step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
+    def remember(memory, obs, first, key):
+        if memory is None:
+            return None, act(obs, key)
+        return act(memory, obs, first, key)
+
     def unfinished(carry):
-        time, _, _, result = carry
+        time, *_, result = carry
         return (time < max_steps) & ~result.finished.all()
 
     def advance(carry):
-        time, obs, env_state, result = carry
+        time, memory, obs, env_state, result = carry
         act_key, step_key = jax.random.split(jax.random.fold_in(run_key, time))
-        action = act(obs, act_key)
+        first = jnp.broadcast_to(time == 0, (num_episodes,))
+        memory, action = remember(memory, obs, first, act_key)
         keys = jax.random.split(step_key, num_episodes)
         obs, env_state, reward, terminated, truncated, _ = step(
             keys, env_state, action, env_params
@@ -81,14 +90,14 @@ def episodes(
             finished=result.finished | terminated | truncated,
             terminated=result.terminated | (running & terminated),
         )
-        return time + 1, obs, env_state, result
+        return time + 1, memory, obs, env_state, result
 
     no = jnp.zeros(num_episodes, bool)
     nothing = Episodes(
         jnp.zeros(num_episodes), jnp.zeros(num_episodes, jnp.int32), no, no
     )
     return jax.lax.while_loop(
-        unfinished, advance, (jnp.zeros((), jnp.int32), *start, nothing)
+        unfinished, advance, (jnp.zeros((), jnp.int32), memory, *start, nothing)
     )[-1]
 
 

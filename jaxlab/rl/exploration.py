@@ -28,15 +28,37 @@ def linear(
     Returns:
       Scalar float32.
     """
-    step, duration = jnp.float32(step), jnp.float32(duration)
-    safe = jnp.where(duration > 0, duration, 1)
-    fraction = jnp.where(duration > 0, jnp.minimum(step / safe, 1), 1)
-    return jnp.float32(start) + (jnp.float32(finish) - jnp.float32(start)) * fraction
+    time, length, low, high = (
+        jnp.asarray(x, jnp.float32) for x in (step, duration, start, finish)
+    )
+    safe = jnp.where(length > 0, length, 1)
+    fraction = jnp.where(length > 0, jnp.minimum(time / safe, 1), 1)
+    return low + (high - low) * fraction
+
+
+def spread(epsilon: ScalarLike, exponent: ScalarLike, count: int) -> Float[Array, "N"]:
+    """A different epsilon for each of `count` environments, from bold to nearly greedy.
+
+        epsilon_i = epsilon^(1 + exponent * i / (count - 1))
+
+    Some environments then always explore, and the nearly greedy ones meet the loops
+    in which a deterministic policy under a partial view gets caught.
+
+    Args:
+      epsilon: of the first environment, in [0, 1].
+      exponent: 0 gives all the same; 7 is the source's.
+      count: N.
+
+    Source: Horgan et al. 2018, Distributed Prioritized Experience Replay, section 4.
+    """
+    rank = jnp.arange(count, dtype=jnp.float32) / max(count - 1, 1)
+    base, slope = (jnp.asarray(x, jnp.float32) for x in (epsilon, exponent))
+    return base ** (1 + slope * rank)
 
 
 def plan(
     key: PRNGKeyArray,
-    epsilon: ScalarLike,
+    epsilon: Float[Array, "..."] | float,
     num_actions: int,
     shape: tuple[int, ...],
 ) -> Int[Array, "..."]:
@@ -46,7 +68,7 @@ def plan(
 
     Args:
       key: consumed.
-      epsilon: probability of exploring, in [0, 1].
+      epsilon: probability of exploring, in [0, 1]; of the rank of `shape`, or a scalar.
       num_actions: exploration is uniform over all of them, the greedy one included.
       shape: of the plan, `(T, N)` for a rollout.
 
@@ -71,7 +93,7 @@ def follow(
 def epsilon_greedy(
     key: PRNGKeyArray,
     q_values: Float[Array, "*B A"],
-    epsilon: ScalarLike,
+    epsilon: Float[Array, ""] | float,
 ) -> Int[Array, "*B"]:
     """Uniform over all actions with probability `epsilon`, else argmax_a Q."""
     return follow(plan(key, epsilon, q_values.shape[-1], q_values.shape[:-1]), q_values)

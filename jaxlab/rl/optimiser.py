@@ -4,13 +4,16 @@ In optax both are Python closures; here they are arguments of `update`, so that 
 over a population with different learning rates and bounds works.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, ScalarLike
+
+from jaxlab.rl import exploration
 
 
 class Info(NamedTuple):
@@ -31,25 +34,75 @@ class Optimiser(NamedTuple):
     update: Callable[..., tuple[PyTree, Any, Info]]
 
 
+class RAdamState(NamedTuple):
+    """Carried from step to step."""
+
+    count: Int[Array, ""]  # steps taken
+    mu: PyTree  # running mean of gradients
+    nu: PyTree  # running mean of their squares
+
+
+def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
+    """Clipped RAdam, the optimiser of PQN.
+
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  rho_inf = 2 / (1 - b2) - 1
+        rho = rho_inf - 2 t b2^t / (1 - b2^t)
+        r^2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
+        d = r m^ / (sqrt(v^) + eps) if rho >= 5, else m^      (^: divided by 1 - b^t)
+
+    As `clipped(optax.scale_by_radam())`, but one pass over the parameters, which takes
+    less than half the time, and without the cancellation in 1 - b2^t of small t.
+
+    Source: Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond".
+    """
+    rho_inf = 2 / (1 - b2) - 1
+
+    def init(params: PyTree) -> RAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return RAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    def update(grads, state, params, learning_rate, max_norm):
+        scale, finite, info = _measure(grads, max_norm)
+        count = state.count + finite.astype(jnp.int32)
+        t = jnp.maximum(count, 1).astype(jnp.result_type(float))
+        debias1 = -jnp.expm1(t * math.log(b1))
+        debias2 = -jnp.expm1(t * math.log(b2))
+        rho = rho_inf - 2 * t * (1 - debias2) / debias2
+        rectified = rho >= 5
+        square = (rho - 4) * (rho - 2) * rho_inf
+        square = square / ((rho_inf - 4) * (rho_inf - 2) * rho)
+        r = jnp.sqrt(jnp.where(rectified, square, 1))
+        rate = jnp.where(finite, learning_rate / debias1, 0)
+        decay1, decay2 = jnp.where(finite, b1, 1.0), jnp.where(finite, b2, 1.0)
+
+        def leaf(p, g, m, v):
+            d1, d2, s, a = (x.astype(p.dtype) for x in (decay1, decay2, scale, rate))
+            g = jnp.where(finite, g.astype(p.dtype) * s, 0)
+            m = d1 * m + (1 - d1) * g
+            v = d2 * v + (1 - d2) * jnp.square(g)
+            root = jnp.sqrt(v / debias2.astype(p.dtype)) + eps
+            direction = jnp.where(rectified, r.astype(p.dtype) * m / root, m)
+            return p - a * direction, m, v
+
+        leaves = jax.tree.map(leaf, params, grads, state.mu, state.nu)
+        outer, inner = jax.tree.structure(params), jax.tree.structure((0, 0, 0))
+        params, mu, nu = jax.tree.transpose(outer, inner, leaves)
+        return params, RAdamState(count, mu, nu), info
+
+    return Optimiser(init, update)
+
+
 def clipped(direction: optax.GradientTransformation) -> Optimiser:
     """Clip by global norm, then step against `direction` (without learning rate).
 
         g <- g * min(1, max_norm / |g|_2);   params <- params - lr * direction(g)
 
     Args:
-      direction: for instance `optax.scale_by_radam()`, `optax.scale_by_adam()`.
+      direction: for instance `optax.scale_by_adam()`, `optax.scale_by_rms()`.
     """
 
     def update(grads, state, params, learning_rate, max_norm):
-        squares = jnp.stack(
-            [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(grads)]
-        )
-        norm = jnp.sqrt(jnp.sum(squares))
-        finite = jnp.isfinite(norm)
-        # Which leaf: a sum of squares inherits every NaN and infinity of its leaf.
-        bad = ~jnp.isfinite(squares)
-        bad_leaf = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), 0)
-        scale = jnp.minimum(1, max_norm / jnp.maximum(norm, 1e-30))
+        scale, finite, info = _measure(grads, max_norm)
         clean = jax.tree.map(
             lambda g: jnp.where(finite, g * scale.astype(g.dtype), 0), grads
         )
@@ -60,16 +113,53 @@ def clipped(direction: optax.GradientTransformation) -> Optimiser:
         )
         rate = jnp.where(finite, learning_rate, 0)
         params = jax.tree.map(lambda p, s: p - (rate * s).astype(p.dtype), params, step)
-        return params, state, Info(norm, jnp.where(finite, -1, bad_leaf))
+        return params, state, info
 
     return Optimiser(direction.init, update)
-
-
-def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
-    """Clipped RAdam, the optimiser of PQN (Liu et al. 2020, threshold 5)."""
-    return clipped(optax.scale_by_radam(b1=b1, b2=b2, eps=eps))
 
 
 def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-5) -> Optimiser:
     """Clipped Adam with the larger epsilon that is usual for PPO."""
     return clipped(optax.scale_by_adam(b1=b1, b2=b2, eps=eps))
+
+
+def first_bad_leaf(info: Info) -> Int[Array, ""]:
+    """`bad_leaf` of the first of many steps (`info` with a leading axis) with one."""
+    return info.bad_leaf[jnp.argmax(info.bad_leaf >= 0)]
+
+
+def annealed(
+    start: ScalarLike,
+    finish: float,
+    update: Int[Array, ""],
+    count: Int[Array, ""] | int,
+    num_updates: int,
+    gradient_steps: int,
+) -> Float[Array, ""]:
+    """A rate that falls linearly over `num_updates * gradient_steps` gradient steps.
+
+    Args:
+      start: rate of the first gradient step.
+      finish: rate from the end of the ramp on.
+      update: updates done before this one.
+      count: gradient steps done within it.
+      num_updates: length of the ramp, in updates.
+      gradient_steps: of one update.
+    """
+    # Saturates first: a product of counters that never stops growing would wrap.
+    done = jnp.minimum(update, num_updates) * gradient_steps + count
+    return exploration.linear(start, finish, done, num_updates * gradient_steps)
+
+
+def _measure(grads, max_norm):
+    """Factor that clips, whether all is finite, and both in words."""
+    squares = jnp.stack(
+        [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    )
+    norm = jnp.sqrt(jnp.sum(squares))
+    finite = jnp.isfinite(norm)
+    # Which leaf: a sum of squares inherits every NaN and infinity of its leaf.
+    bad = ~jnp.isfinite(squares)
+    bad_leaf = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), 0)
+    scale = jnp.minimum(1, max_norm / jnp.maximum(norm, 1e-30))
+    return scale, finite, Info(norm, jnp.where(finite, -1, bad_leaf))

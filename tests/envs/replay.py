@@ -1,14 +1,17 @@
 """Stored MiniGrid episodes, and a way to run ours through the same actions at once."""
 
+import dataclasses
 import functools
 import json
 import pathlib
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.minigrid.layouts import dynamic_obstacles
 from envs.minigrid.observation import OBSERVATIONS
 
 ORACLES = pathlib.Path(__file__).parents[1] / "oracles" / "navix"
@@ -77,6 +80,39 @@ def observe(lens, name, states):
     return jax.vmap(jax.vmap(look))(states)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Planned(dynamic_obstacles.Task):
+    """Balls that move as recorded: `plan[t]` are their places after step t."""
+
+    plan: Any = None
+
+
+def follow_plan(key, state, action, config):
+    for i in range(config.balls):
+        state = dynamic_obstacles.move_ball(state, i, state.task.plan[state.time, i])
+    return state, jnp.where(action >= 3, 0, action)
+
+
+def with_plan(env):
+    """The environment with recorded instead of random balls."""
+    family = dataclasses.replace(env.family, before_step=follow_plan)
+    return dataclasses.replace(env, family=family)
+
+
+def plan(trace, states):
+    """Start states that know where the balls of their episode will go."""
+    longest = len(trace["step_action"])
+    moves = np.zeros(
+        (len(trace["ep_start"]), longest, *states.task.obstacles.shape[1:])
+    )
+    for episode in range(len(moves)):
+        places = trace["step_obstacles"][trace["step_episode"] == episode]
+        moves[episode, : len(places)] = places
+    task = Planned(states.task.obstacles, moves.astype(np.int32))
+    return dataclasses.replace(states, task=task)
+
+
 def crc(pictures) -> np.ndarray:
     """CRC-32 of each `[step, trace]` array."""
     pictures = np.ascontiguousarray(pictures)
@@ -89,6 +125,10 @@ def mismatches(env, params, recorded) -> dict[str, int]:
     episode = np.stack([t["step_episode"] for t in recorded], 1)
     restarted = np.concatenate([episode[:1] >= 0, episode[1:] != episode[:-1]])
     per_trace = [starts(env, trace) for trace in recorded]
+    if "step_obstacles" in recorded[0]:
+        pairs = zip(recorded, per_trace, strict=True)
+        per_trace = [plan(trace, states) for trace, states in pairs]
+        env = with_plan(env)
     rows = [
         jax.tree.map(lambda leaf, e=trace["step_episode"]: leaf[e], start)
         for trace, start in zip(recorded, per_trace, strict=True)
@@ -116,10 +156,16 @@ def mismatches(env, params, recorded) -> dict[str, int]:
         "terminated": terminated != want["step_terminated"],
         "truncated": truncated != want["step_truncated"],
     }
+    if "step_obstacles" in want:
+        wrong = np.asarray(after.task.obstacles) != want["step_obstacles"]
+        different["obstacles"] = wrong.any((-2, -1))
+    # Without their tasks, states of equal boards share one compiled observation.
+    before, after = (dataclasses.replace(s, task=()) for s in (before, after))
+    lens = dataclasses.replace(env.lens, missions=("",))
     for field, name in OBSERVED.items():
-        seen = observe(env.lens, name, after)
+        seen = observe(lens, name, after)
         different[field] = crc(seen) != want[field]
-    firsts = observe(env.lens, "symbolic_partial", before)
+    firsts = observe(lens, "symbolic_partial", before)
     obs0 = np.stack([t["ep_obs0"][t["step_episode"]] for t in recorded], 1)
     different["ep_obs0"] = restarted[..., None, None, None] & (firsts != obs0)
     assert steps == len(reward)

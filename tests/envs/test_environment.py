@@ -24,6 +24,13 @@ def pooled(auto_reset="same_step", max_steps=6):
     return env, dataclasses.replace(params, pool=env.make_pool(KEY, 256))
 
 
+@functools.cache
+def started():
+    """A first state of the pooled environment."""
+    env, params = pooled()
+    return jax.jit(env.reset)(KEY, params)[1]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def roll(env, params, key, steps):
     """Random play of 8 environments: the states and everything `step` returned."""
@@ -89,8 +96,7 @@ def test_disabled_reset_leaves_the_ended_state_in_place():
 
 def test_with_a_pool_the_step_does_not_use_its_key():
     env, params = pooled()
-    _, state = env.reset(KEY, params)
-    text = str(jax.make_jaxpr(env.step)(KEY, state, jnp.int32(2), params))
+    text = str(jax.make_jaxpr(env.step)(KEY, started(), jnp.int32(2), params))
     assert "threefry" not in text
     assert "random" not in text
 
@@ -197,10 +203,10 @@ def test_every_observation_lies_in_its_space(obs):
 
 
 def test_onehot_is_one_hot_of_the_symbols_also_where_unseen():
-    env, params = envs.make(NAME)
-    _, state = env.reset(KEY, params)
-    symbols = np.asarray(env.observation(state)).astype(int)
-    hot = np.asarray(envs.make(NAME, obs="onehot_partial")[0].observation(state))
+    env, _ = envs.make(NAME)
+    symbols = np.asarray(jax.jit(env.observation)(started())).astype(int)
+    other, _ = envs.make(NAME, obs="onehot_partial")
+    hot = np.asarray(jax.jit(other.observation)(started()))
     want = np.concatenate(
         [np.eye(n, dtype=int)[symbols[..., c]] for c, n in enumerate((11, 6, 3))], -1
     )
@@ -222,15 +228,13 @@ def test_states_survive_the_round_trip_through_minigrid_codes():
 
 def test_time_limit_and_reward_scale_may_differ_inside_a_vmap():
     env, params = pooled()
-    _, state = env.reset(KEY, params)
 
     def truncated(limit):
         varied = dataclasses.replace(params, max_steps_in_episode=limit)
-        return env.step(KEY, state, 6, varied)[4]
+        return env.step(KEY, started(), 6, varied)[4]
 
-    np.testing.assert_array_equal(
-        jax.vmap(truncated)(jnp.array([1, 2], jnp.int32)), [True, False]
-    )
+    limits = jnp.array([1, 2], jnp.int32)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(truncated))(limits), [True, False])
 
 
 def test_sparse_reward_pays_one_and_the_scale_multiplies_it():
@@ -239,15 +243,14 @@ def test_sparse_reward_pays_one_and_the_scale_multiplies_it():
         grid[None], [[1, 1, 0]], max_steps=10, reward_mode="sparse1"
     )
     params = dataclasses.replace(params, reward_scale=3.0)
-    _, state = env.reset(KEY, params)
-    assert float(env.step(KEY, state, 2, params)[2]) == 3
+    state = env.set_state(grid, (1, 1, 0))
+    assert float(jax.jit(env.step)(KEY, state, 2, params)[2]) == 3
 
 
 def test_mission_text_names_the_task():
-    env, params = pooled()
-    _, state = env.reset(KEY, params)
+    env, _ = pooled()
     text = "use the key to open the door and then get to the goal"
-    assert env.mission_text(state) == text
+    assert env.mission_text(started()) == text
 
 
 def test_resets_do_not_recompile():
@@ -302,8 +305,8 @@ def test_wrong_options_are_refused_by_name(options, message):
     ],
 )
 def test_impossible_states_are_refused_by_name(change, message):
-    env, params = pooled()
-    good = env.get_state(env.reset(KEY, params)[1])
+    env, _ = pooled()
+    good = env.get_state(started())
     good.pop("time")
     with pytest.raises(ValueError, match=message):
         env.set_state(**{**good, **change})

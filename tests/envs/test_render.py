@@ -54,7 +54,7 @@ def test_a_tile_that_is_tinted_after_averaging_is_rejected():
 
 def test_render_is_the_full_picture_at_the_size_asked_for():
     env, params = envs.make("MiniGrid-LavaGapS5-v0")
-    _, state = env.reset(jax.random.key(0), params)
+    _, state = jax.jit(env.reset)(jax.random.key(0), params)
     assert env.render(state, 16).shape == (80, 80, 3)
 
 

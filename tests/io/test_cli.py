@@ -160,6 +160,23 @@ def test_help_fits_80_columns_and_shows_question_and_flags(capsys, monkeypatch):
         assert word in text
 
 
+def test_profile_and_debug_nans_last_for_the_run_only(capsys, inside):
+    import jax
+
+    seen = []
+
+    def run(config, session):
+        seen.append(jax.config.jax_debug_nans)  # pyright: ignore
+        return bowl.run(config, session)
+
+    flags = ["--smoke", "--out", "r", "--profile", "p", "--debug-nans"]
+    io.main(run, bowl.PRESETS, flags)
+    assert seen == [True]
+    assert not jax.config.jax_debug_nans  # pyright: ignore
+    assert list((inside / "p").rglob("*.xplane.pb"))
+    assert "compiling" in capsys.readouterr().out
+
+
 words = st.sampled_from(
     ["--seed", "--chunks", "--optimizer.lr", "--optimizer.kind", "--preset", "--smoke"]
     + ["--resume", "--out", "--quiet", "sgd", "smoke", "nan", "-1", "1e400", "0.5", "x"]

@@ -81,3 +81,26 @@ def test_a_plan_decides_before_the_values_are_known():
     for best in range(4):
         action = exploration.follow(plan, jnp.tile(jax.nn.one_hot(best, 4), (64, 1)))
         np.testing.assert_array_equal(action, jnp.where(greedy, best, plan))
+
+
+def test_a_spread_of_zero_gives_every_environment_the_same_epsilon():
+    np.testing.assert_array_equal(
+        exploration.spread(0.3, 0.0, 4), np.full(4, 0.3, np.float32)
+    )
+
+
+def test_a_spread_runs_from_bold_to_nearly_greedy():
+    # Horgan et al. 2018: epsilon 0.4, exponent 7.
+    each = exploration.spread(0.4, 7.0, 8)
+    np.testing.assert_allclose(each, 0.4 ** (1 + np.arange(8)), rtol=1e-5)
+
+
+def test_one_environment_alone_takes_the_bold_end():
+    np.testing.assert_allclose(exploration.spread(0.4, 7.0, 1), [0.4], rtol=1e-6)
+
+
+def test_a_plan_explores_at_each_environments_own_rate():
+    rates = jnp.array([[0.0, 0.5, 1.0]])
+    plan = exploration.plan(jax.random.key(0), rates, 4, (2000, 3))
+    explored = np.asarray(plan != exploration.GREEDY).mean(axis=0)
+    np.testing.assert_allclose(explored, [0, 0.5, 1], atol=0.05)

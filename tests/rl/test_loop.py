@@ -103,7 +103,7 @@ def test_a_finished_run_is_left_alone():
 def test_the_state_is_donated():
     state = start()
     train(state)
-    assert state.obs.is_deleted()
+    assert state.actors.obs.is_deleted()
 
 
 def test_a_chunk_length_of_zero_is_refused():
@@ -114,7 +114,8 @@ def test_a_chunk_length_of_zero_is_refused():
 def test_a_gradient_that_is_not_finite_stops_the_run_and_names_update_and_leaf():
     state = train(start(), num_updates=10)
     before = np.asarray(state.params["q"])
-    poisoned = dataclasses.replace(state, obs=state.obs.at[1, 0].set(jnp.nan))
+    obs = state.actors.obs.at[1, 0].set(jnp.nan)
+    poisoned = dataclasses.replace(state, actors=state.actors._replace(obs=obs))
     with pytest.raises(
         loop.NonFiniteError, match=r"update 10: .*params\['bias'\]"
     ) as e:

@@ -38,9 +38,10 @@ def clock_update(limit, steps, params, hparams=GREEDY, **changes):
     algorithm = pqn.make(config, Clock(), Params(limit), TABLE)
     state = algorithm.init(jax.random.key(0), hparams)
     start = jnp.array([0, limit // 2], jnp.int32)
-    env_state = dataclasses.replace(state.env_state, time=start)
+    env_state = dataclasses.replace(state.actors.env_state, time=start)
     obs = jax.vmap(Clock().observe)(env_state)
-    state = dataclasses.replace(state, params=params, env_state=env_state, obs=obs)
+    actors = state.actors._replace(env_state=env_state, obs=obs)
+    state = dataclasses.replace(state, params=params, actors=actors)
     return jax.jit(algorithm.update)(state, hparams)
 
 
@@ -197,7 +198,7 @@ def test_the_state_says_nothing_about_the_past_but_its_key():
 def test_staggered_starts_spread_over_the_time_limit():
     config = pqn.Config(num_envs=256, num_steps=4, stagger_starts=True)
     state = pqn.make(config, Clock(), Params(10), TABLE).init(jax.random.key(0), GREEDY)
-    counts = np.bincount(state.env_state.time, minlength=10)
+    counts = np.bincount(state.actors.env_state.time, minlength=10)
     assert counts.shape == (10,)
     assert counts.min() >= 10  # 25.6 expected each
 

@@ -95,3 +95,32 @@ class Lenient:
     def step(self, key, state, action, params):
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             return self.env.step(key, state, action, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """A cue is shown once; two steps later the action that repeats it earns 1.
+
+    Nothing but memory tells the two cases apart: without it the return is 0.5.
+    """
+
+    num_actions: int = 2
+    delay: int = 2
+
+    def observe(self, state):
+        shown = jnp.where(state.time == 0, state.position, -1)
+        asked = (state.time == self.delay).astype(jnp.float32)
+        return jnp.append(jax.nn.one_hot(shown, 2), asked)
+
+    def reset(self, key, params):
+        state = State(jax.random.randint(key, (), 0, 2), jnp.zeros((), jnp.int32))
+        return self.observe(state), state
+
+    def step(self, key, state, action, params):
+        terminated = state.time == self.delay
+        reward = (terminated & (action == state.position)).astype(jnp.float32)
+        stepped = dataclasses.replace(state, time=state.time + 1)
+        final = self.observe(stepped)
+        obs, state = auto_reset(terminated, self.reset(key, params), (final, stepped))
+        info = {"final_observation": final}
+        return obs, state, reward, terminated, jnp.zeros((), bool), info

@@ -35,7 +35,7 @@ def generate(key, config: Config) -> family.Level:
     columns, rows = len(_lines(width)), len(_lines(height))
     x, y = board.coordinates(width, height)
 
-    order = jax.random.permutation(river_key, columns + rows)[: config.rivers]
+    order = board.shuffled(river_key, columns + rows)[: config.rivers]
     chosen = jnp.zeros(columns + rows, bool).at[order].set(True)
     is_column = jnp.zeros(width, bool).at[2 : width - 2 : 2].set(chosen[:columns])
     is_row = jnp.zeros(height, bool).at[2 : height - 2 : 2].set(chosen[columns:])
@@ -49,7 +49,7 @@ def generate(key, config: Config) -> family.Level:
 
     # The path enters the regions between rivers one after another; `left` and `top`
     # are the last river (or border) it has crossed in either direction.
-    crosses_column = jax.random.permutation(path_key, order) < columns
+    crosses_column = order[board.shuffled(path_key, config.rivers)] < columns
     opening_keys = jax.random.split(opening_key, config.rivers)
     left, top = jnp.int32(0), jnp.int32(0)
     for i in range(config.rivers):

@@ -1,13 +1,16 @@
 """Q-networks, and two helpers that turn any flax module into `(init, apply)`."""
 
+from jaxlab.rl.networks.actor_critic import ActorCritic
 from jaxlab.rl.networks.convolutional import MinAtarCNN, NatureCNN
 from jaxlab.rl.networks.functional import Network, from_linen, from_nnx
 from jaxlab.rl.networks.hadamax import Hadamax, HadamaxConfig
 from jaxlab.rl.networks.layers import Conv, Dense, Head, LayerNorm, convolve, pool
 from jaxlab.rl.networks.mlp import MLP
+from jaxlab.rl.networks.recurrence import RecurrentNetwork, recurrent
 
 __all__ = [
     "MLP",
+    "ActorCritic",
     "Conv",
     "Dense",
     "Hadamax",
@@ -17,8 +20,10 @@ __all__ = [
     "MinAtarCNN",
     "NatureCNN",
     "Network",
+    "RecurrentNetwork",
     "convolve",
     "from_linen",
     "from_nnx",
     "pool",
+    "recurrent",
 ]

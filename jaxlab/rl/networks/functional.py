@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
@@ -27,6 +28,7 @@ def from_nnx(
     factory: Callable[..., nnx.Module],
     *args: Any,
     preprocess: Callable[[Array], Array] | None = None,
+    batch_axes: int = 1,
     **kwargs: Any,
 ) -> Network:
     """Use an nnx module functionally.
@@ -38,6 +40,7 @@ def from_nnx(
       *args: for the factory, for instance the number of actions.
       preprocess: applied to every batch of observations before the module, for
         instance a one-hot encoding, so that rollouts store the compact form.
+      batch_axes: number of leading axes of a batch; 2 for `[T, B, ...]`.
       **kwargs: for the factory.
 
     Raises:
@@ -69,14 +72,15 @@ def from_nnx(
         return graph
 
     def init(key, obs):
-        shape = jax.eval_shape(prepare, _batched(obs)).shape[1:]
+        batch = jax.ShapeDtypeStruct((1,) * batch_axes + obs.shape, obs.dtype)
+        shape = jax.eval_shape(prepare, batch).shape[batch_axes:]
         structure(shape)  # refuses stateful modules
         module = factory(shape, *args, rngs=nnx.Rngs(params=key), **kwargs)
         return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
     def apply(params, obs, *rest):
         obs = prepare(obs)
-        return nnx.merge(structure(obs.shape[1:]), params)(obs, *rest)
+        return nnx.merge(structure(obs.shape[batch_axes:]), params)(obs, *rest)
 
     return Network(init, apply)
 
@@ -96,7 +100,7 @@ def from_linen(
     prepare = preprocess or (lambda obs: obs)
 
     def init(key, obs):
-        batch = jax.numpy.zeros((1, *obs.shape), obs.dtype)
+        batch = jnp.zeros((1, *obs.shape), obs.dtype)
         variables = module.init(key, prepare(batch))
         if extra := sorted(set(variables) - {"params"}):
             raise TypeError(
@@ -109,7 +113,3 @@ def from_linen(
         return module.apply({"params": params}, prepare(obs), *rest)
 
     return Network(init, apply)
-
-
-def _batched(obs):
-    return jax.ShapeDtypeStruct((1, *obs.shape), obs.dtype)

@@ -24,6 +24,7 @@ class MLP(nnx.Module):
         activation: str = "relu",
         norm: Literal["layer", "none"] = "layer",
         obs_scale: float = 1.0,
+        head: bool = True,
         head_scale: float = 1.0,
         compute_dtype: str = "float32",
         rngs: nnx.Rngs,
@@ -44,7 +45,7 @@ class MLP(nnx.Module):
             )
             setattr(self, f"dense{i}", layer)
             size = features
-        self.head = Head(size, num_actions, head_scale, rngs=rngs)
+        self.head = Head(size, num_actions, head_scale, rngs=rngs) if head else None
         self.obs_scale = obs_scale
 
     def features(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B F"]:
@@ -55,4 +56,5 @@ class MLP(nnx.Module):
         return x
 
     def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B A"]:
-        return self.head(self.features(obs))
+        features = self.features(obs)
+        return features if self.head is None else self.head(features)

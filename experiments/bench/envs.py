@@ -1,0 +1,234 @@
+"""How many environment steps a CPU second buys: ours, minigrid, navix, xland-minigrid.
+
+    python -m experiments.bench.envs --json envs.json
+    python -m experiments.bench.envs --preset h200      # ours alone, batches to 2^20
+
+First our partial observation is compared with minigrid's over a played episode. Then
+each program steps the same environment with uniform random actions and auto-reset in
+one jitted scan, the observation summed up so that nothing is optimised away; minigrid
+runs its own Python loop. Peers are run as child processes, each between two
+measurements of ours, of which the better counts. One thread, CPU seconds, best of 5.
+"""
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+
+import numpy as np
+
+from experiments.bench import harness
+
+IDS = ("Empty-8x8", "DoorKey-8x8")
+BATCHES = (1, 32, 1024)
+STEPS = 1 << 17  # environment steps per timed call
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+MINIGRID = """
+import json, sys, time
+import gymnasium, minigrid, numpy as np
+env = gymnasium.make(f"MiniGrid-{sys.argv[1]}-v0").unwrapped
+rng = np.random.default_rng(0)
+obs, _ = env.reset(seed=0)
+start = {"grid": env.grid.encode().tolist(), "actions": [], "images": []}
+start["agent"] = [*map(int, env.agent_pos), int(env.agent_dir)]
+for _ in range(100):
+    action = int(rng.integers(6))
+    obs, _, terminated, truncated, _ = env.step(action)
+    start["actions"].append(action)
+    start["images"].append(obs["image"].tolist())
+    if terminated or truncated:
+        break
+best = 0.0
+for _ in range(5):
+    actions, begun = rng.integers(7, size=2000), time.process_time()
+    for action in actions:
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+    best = max(best, 2000 / (time.process_time() - begun))
+print(json.dumps({"rate": best, "start": start}))
+"""
+
+SCAN = """
+def rate(reset, step, batch, steps):
+    keys = jax.random.split(jax.random.key(0), batch)
+    first = jax.jit(jax.vmap(reset))(keys)
+    def body(carry, t):
+        ts, total = carry
+        lanes = jnp.arange(batch, dtype=jnp.uint32) + t * jnp.uint32(batch)
+        bits = lanes * jnp.uint32(0x9E3779B9)
+        bits = (bits ^ bits >> 16) * jnp.uint32(0x7FEB352D)
+        bits = (bits ^ bits >> 15) * jnp.uint32(0x846CA68B)
+        action = ((bits ^ bits >> 16) % actions).astype(jnp.int32)
+        ts = jax.vmap(step)(ts, action)
+        return (ts, total + ts.observation.astype(jnp.int32).sum()), None
+    @jax.jit
+    def run(ts):
+        ticks = jnp.arange(steps // batch, dtype=jnp.uint32)
+        return jax.lax.scan(body, (ts, jnp.int32(0)), ticks)[0]
+    out = jax.block_until_ready(run(first))
+    best = 0.0
+    for _ in range(5):
+        begun = time.process_time()
+        out = jax.block_until_ready(run(out[0]))
+        best = max(best, steps / (time.process_time() - begun))
+    return best
+"""
+
+NAVIX = f"""
+import json, sys, time, jax, jax.numpy as jnp, navix
+{SCAN}
+view = navix.observations.symbolic_first_person
+env = navix.make(f"Navix-{{sys.argv[1]}}-v0", observation_fn=view)
+actions = jnp.uint32(len(env.action_set))
+best = rate(env.reset, env.step, int(sys.argv[2]), int(sys.argv[3]))
+print(json.dumps({{"rate": best}}))
+"""
+
+XMINIGRID = f"""
+import json, sys, time, jax, jax.numpy as jnp, xminigrid
+from xminigrid.wrappers import GymAutoResetWrapper
+{SCAN}
+env, params = xminigrid.make(f"MiniGrid-{{sys.argv[1]}}")
+env = GymAutoResetWrapper(env)
+actions = jnp.uint32(env.num_actions(params))
+best = rate(
+    lambda key: env.reset(params, key),
+    lambda ts, action: env.step(params, ts, action),
+    int(sys.argv[2]), int(sys.argv[3]),
+)
+print(json.dumps({{"rate": best}}))
+"""
+
+
+def measure() -> list[harness.Case]:
+    """All cases; a peer that is not installed has none of its figures."""
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
+    cases = []
+    for name in IDS:
+        child = harness.peer_python("minigrid")
+        answer = harness.child(child, MINIGRID, name) if child else None
+        if answer is not None:
+            _compare(name, answer["start"])
+        rate = answer["rate"] if answer else None
+        for batch in (BATCHES[0], BATCHES[-1]):
+            figure = _rate(name, batch)
+            cases.append(_case(f"{name} batch {batch} minigrid loop", figure, rate))
+        for peer, script in (("navix", NAVIX), ("xminigrid", XMINIGRID)):
+            python = harness.peer_python(peer)
+            for batch in BATCHES:
+                figure, theirs = _rate(name, batch), None
+                if python is not None:
+                    steps = str(STEPS if batch > 1 else STEPS >> 3)
+                    theirs = harness.child(python, script, name, str(batch), steps)
+                    figure = max(figure, _rate(name, batch))
+                rate = theirs["rate"] if theirs else None
+                cases.append(_case(f"{name} batch {batch} {peer}", figure, rate))
+    return cases
+
+
+def accelerator(batches: tuple[int, ...] = tuple(1 << n for n in range(12, 21))):
+    """Wall-clock rates on the default device, and the bytes each step must move."""
+    import jax
+
+    print(f"device {jax.devices()[0].device_kind}")
+    for name in IDS:
+        for batch in batches:
+            run, state = _runner(name, batch, 256)
+            state = jax.block_until_ready(run(state))
+            times = []
+            for _ in range(5):
+                begun = time.perf_counter()
+                state = jax.block_until_ready(run(state))
+                times.append(time.perf_counter() - begun)
+            rate = 256 * batch / min(times)
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / batch
+            # A state is read and written; the observation may stay on the chip.
+            moved = 2 * size * rate / 1e9
+            print(
+                f"{name:12} batch 2^{batch.bit_length() - 1}: {rate:.4g} steps/s, "
+                f"{moved:.4g} GB/s of states, {size:.0f} bytes each",
+                flush=True,
+            )
+
+
+def _case(name: str, ours: float, peer: float | None) -> harness.Case:
+    return harness.Case(name, ours, peer, "steps/CPU-s")
+
+
+def _compare(name: str, start: dict) -> None:
+    """Replay a played episode; our observations must be minigrid's."""
+    import jax
+    import jax.numpy as jnp
+
+    import envs
+
+    env, params = envs.make(name, auto_reset="disabled")
+    state = env.set_state(np.array(start["grid"], np.uint8), start["agent"])
+    step = jax.jit(env.step)
+    for action, image in zip(start["actions"], start["images"], strict=True):
+        obs, state, *_ = step(jax.random.key(0), state, jnp.int32(action), params)
+        if not np.array_equal(obs, np.array(image)):
+            raise RuntimeError(f"{name}: our observation differs from minigrid's")
+
+
+def _rate(name: str, batch: int) -> float:
+    import jax
+
+    length = max(1, (STEPS if batch > 1 else STEPS >> 3) // batch)
+    run, state = _runner(name, batch, length)
+
+    def call():
+        jax.block_until_ready(run(state))
+
+    samples = harness.alternate({"ours": call}, repeats=5)["ours"]
+    return length * batch / harness.best(samples)
+
+
+@functools.cache
+def _runner(name: str, batch: int, length: int):
+    """A jitted scan of random play from and to states, and the first of them."""
+    import jax
+    import jax.numpy as jnp
+
+    import envs
+    from envs import pool
+
+    env, params = envs.make(name)
+    params = dataclasses.replace(params, pool=env.make_pool(jax.random.key(1), 4096))
+    keys = jax.random.split(jax.random.key(0), batch)
+    _, first = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
+    step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
+
+    def body(params, carry, t):
+        state, total = carry
+        lanes = jnp.arange(batch, dtype=jnp.uint32) + t * jnp.uint32(batch)
+        bits = pool.scramble(lanes * jnp.uint32(0x9E3779B9))
+        action = (bits % jnp.uint32(env.num_actions)).astype(jnp.int32)
+        obs, state, reward, *_ = step(jax.random.key(0), state, action, params)
+        seen = obs.astype(jnp.int32).sum() + reward.astype(jnp.int32).sum()
+        return (state, total + seen), None
+
+    @jax.jit
+    def run(state, params=params):
+        ticks = jnp.arange(length, dtype=jnp.uint32)
+        (state, total), _ = jax.lax.scan(
+            functools.partial(body, params), (state, jnp.int32(0)), ticks
+        )
+        # The total keeps the observations alive; it can never reach the grid.
+        clock = jnp.where(total == jnp.int32(-1), 0, state.time)
+        return dataclasses.replace(state, time=clock)
+
+    return run, first
+
+
+if __name__ == "__main__":
+    if "--preset" in sys.argv:
+        preset = sys.argv[sys.argv.index("--preset") + 1 :][:1]
+        if preset != ["h200"]:
+            sys.exit(f"--preset {' '.join(preset)}: the only preset is h200")
+        accelerator()
+    else:
+        harness.main("envs", measure)
