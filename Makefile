@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 EXTRAS ?= dev
 
-.PHONY: train test test-fast test-slow parity lint setup peers help clean
+.PHONY: train test test-fast test-slow parity lint setup peers aot help clean
 
 train: setup  ## the main job: train Hadamax-PQN on MiniGrid DoorKey
 	$(RUN) -m experiments.hadamax_pqn_minigrid $(ARGS)
@@ -37,6 +37,10 @@ peers:  ## environments of the programs that benchmarks compare with; NAMES= for
 
 parity: setup  ## tests against live peers; each is skipped where its peer is missing
 	$(RUN) -m pytest -m parity $(ARGS)
+
+aot:  ## compile the kernels for described TPUs (extra aot), no hardware needed
+	$(MAKE) setup EXTRAS=dev,aot
+	$(RUN) -m kernels_pallas.aot $(ARGS)
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*## */: /'
