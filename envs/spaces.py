@@ -46,12 +46,22 @@ class Box:
     dtype: Any = np.float32
 
     def sample(self, key: Key[Array, ""]) -> Array:
-        """Uniform elements; integers include both ends."""
+        """Uniform elements; integers include both ends.
+
+        Where a float space has no end, exponential from the other, or normal, as
+        gymnasium draws.
+        """
         if jnp.issubdtype(self.dtype, jnp.integer):
             draws = jax.random.randint(
                 key, self.shape, int(self.low), int(self.high) + 1, jnp.int32
             )
             return draws.astype(self.dtype)
+        below, above = np.isneginf(self.low), np.isposinf(self.high)
+        if below and above:
+            return jax.random.normal(key, self.shape, self.dtype)
+        if below or above:
+            far = jax.random.exponential(key, self.shape, self.dtype)
+            return self.low + far if above else self.high - far
         return jax.random.uniform(
             key, self.shape, self.dtype, minval=self.low, maxval=self.high
         )

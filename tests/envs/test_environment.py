@@ -228,10 +228,11 @@ def test_states_survive_the_round_trip_through_minigrid_codes():
 
 def test_time_limit_and_reward_scale_may_differ_inside_a_vmap():
     env, params = pooled()
+    start = started()
 
     def truncated(limit):
         varied = dataclasses.replace(params, max_steps_in_episode=limit)
-        return env.step(KEY, started(), 6, varied)[4]
+        return env.step(KEY, start, 6, varied)[4]
 
     limits = jnp.array([1, 2], jnp.int32)
     np.testing.assert_array_equal(jax.jit(jax.vmap(truncated))(limits), [True, False])
@@ -323,3 +324,13 @@ def test_every_id_resets_to_a_walkable_cell():
         _, state = jax.eval_shape(env.reset, KEY, params)
         assert state.grid.shape == (env.config.width, env.config.height)
         assert state.grid.dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-np.inf, np.inf), (2.0, np.inf), (-np.inf, -2.0), (0.0, 1.0)]
+)
+def test_a_box_without_ends_is_sampled_within_itself(low, high):
+    space = spaces.Box(low, high, (50,), np.float32)
+    drawn = space.sample(KEY)
+    assert bool(space.contains(drawn))
+    assert len(np.unique(drawn)) == 50
