@@ -10,6 +10,7 @@ import pytest
 
 import envs
 from envs import pool as pools
+from envs import spaces
 from envs.minigrid import cells
 from envs.minigrid.observation import OBSERVATIONS
 
