@@ -2,7 +2,7 @@
 
 Question: greedy success on held-out levels of DoorKey-6x6, four seeds in one program.
 Data:     levels of `envs`; one in five, told by a checksum, is never trained on.
-Expected: at least 0.9 for every seed, random policy 0.03; under 3 minutes on 2 cores.
+Expected: 0.99 (0.9 for 11 of 12 fresh seeds), random policy 0.02; 4 minutes on 2 cores.
 """
 
 import dataclasses
