@@ -147,9 +147,15 @@ def annealed(
       num_updates: length of the ramp, in updates.
       gradient_steps: of one update.
     """
-    # Saturates first: a product of counters that never stops growing would wrap.
-    done = jnp.minimum(update, num_updates) * gradient_steps + count
-    return exploration.linear(start, finish, done, num_updates * gradient_steps)
+    # Saturates first: a counter that never stops growing would wrap.
+    done = jnp.minimum(update, num_updates)
+    if (num_updates + 1) * gradient_steps < 2**31:
+        total = num_updates * gradient_steps
+        return exploration.linear(start, finish, done * gradient_steps + count, total)
+    # Gradient steps no longer fit into 32 bits; updates do.
+    part = jnp.asarray(count, jnp.float32) / gradient_steps
+    done = done.astype(jnp.float32) + part
+    return exploration.linear(start, finish, done, float(num_updates))
 
 
 def _measure(grads, max_norm):

@@ -276,10 +276,8 @@ def check_counts(config: Any) -> None:
             f"steps; raise it or lower num_steps, num_envs"
         )
     horizon = max(config.num_updates, getattr(config, "schedule_updates", 0))
-    gradient_steps = config.num_epochs * config.num_minibatches
-    if (horizon + 1) * gradient_steps >= 2**31:
+    if horizon >= 2**31:
         raise ValueError(
-            f"total_steps={config.total_steps} needs {horizon} updates of "
-            f"{gradient_steps} gradient steps, which a 32-bit counter cannot hold; "
-            f"lower it, or raise num_steps, num_envs"
+            f"total_steps={config.total_steps} needs {horizon} updates, which a 32-bit "
+            f"counter cannot hold; lower it, or raise num_steps, num_envs"
         )

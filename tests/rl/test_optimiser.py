@@ -96,3 +96,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named(poison):
     kept, kept_state, info = UPDATE(bad, state, params, 0.1, 1.0)
     assert info.bad_leaf == 1
     jax.tree.map(np.testing.assert_array_equal, (params, state), (kept, kept_state))
+
+
+def test_an_annealed_rate_never_rises_where_gradient_steps_pass_32_bits():
+    updates, steps = 2**31 - 1, 64
+    each = [0, 2**25, 2**30, 2**31 - 2]
+    rates = [
+        float(optimiser.annealed(1.0, 0.0, jnp.int32(u), jnp.int32(63), updates, steps))
+        for u in each
+    ]
+    np.testing.assert_allclose(rates, [1 - u / updates for u in each], atol=1e-6)
