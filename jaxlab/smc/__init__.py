@@ -5,6 +5,7 @@ expected information gains; `models` holds experiments with known answers.
 """
 
 from jaxlab.smc import (
+    bayesian,
     designs,
     eig,
     kernels,
@@ -24,6 +25,7 @@ __all__ = [
     "Config",
     "Kernel",
     "Target",
+    "bayesian",
     "designs",
     "eig",
     "kernels",

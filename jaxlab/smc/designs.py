@@ -186,7 +186,17 @@ def gradient(
       n_outer: data sets.
       n_moves: moves from `theta` to `theta'`.
       chunk: data sets in memory at a time.
+
+    Raises:
+      ValueError: for a kernel that is fitted to each data set.
     """
+    if config.kernel in ("laplace", "laplace_rw"):
+        raise ValueError(
+            f"kernel={config.kernel!r} is fitted to each data set; the gradient tunes "
+            "one kernel per design, pass 'rwmh', 'mala', 'hmc' or 'slice'"
+        )
+    if n_outer < 2:
+        raise ValueError(f"n_outer={n_outer} must be at least 2 to give an error bar")
     key_tune, key_outer, key_moves = jax.random.split(key, 3)
     tuning = pilot.tune(key_tune, model, xi, config, xi.dtype)
     params = jax.tree.map(lambda x: x[-1], tuning.params)

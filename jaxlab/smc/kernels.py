@@ -11,7 +11,7 @@ Shapes: `d` coordinates; unbatched, callers `vmap` over particles.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class Target(NamedTuple):
         return self.logprior(u) + scaled(beta, self.loglik(u))
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Particle:
@@ -70,10 +71,9 @@ def random_walk() -> Kernel:
     """Metropolis with proposal `u + L z`; `params` is `L [d, d]`, scale included."""
 
     def step(key, particle, target, beta, chol):
-        key_proposal, key_accept = jax.random.split(key)
-        z = jax.random.normal(key_proposal, particle.u.shape, particle.u.dtype)
+        z, threshold = _draw(key, particle.u)
         proposal = _evaluate(target, particle.u + chol @ z)
-        return _accept(key_accept, particle, proposal, beta, 0.0, 1)
+        return _accept(threshold, particle, proposal, beta, 0.0, 1)
 
     return Kernel(_evaluate, step)
 
@@ -86,14 +86,13 @@ def mala(grad_cost: int = 2) -> Kernel:
     """
 
     def step(key, particle, target, beta, chol):
-        key_proposal, key_accept = jax.random.split(key)
-        z = jax.random.normal(key_proposal, particle.u.shape, particle.u.dtype)
+        z, threshold = _draw(key, particle.u)
         drift = 0.5 * (chol.T @ _score(particle, beta))
         proposal = _evaluate_with_scores(target, particle.u + chol @ (drift + z))
         # In the coordinates v = L^-1 u the proposal is N(v + drift, I).
         back = -(drift + z) - 0.5 * (chol.T @ _score(proposal, beta))
         log_ratio = 0.5 * jnp.sum(z * z) - 0.5 * jnp.sum(back * back)
-        return _accept(key_accept, particle, proposal, beta, log_ratio, grad_cost)
+        return _accept(threshold, particle, proposal, beta, log_ratio, grad_cost)
 
     return Kernel(_evaluate_with_scores, step, grad_cost)
 
@@ -109,8 +108,7 @@ def hmc(num_leapfrog: int = 4, grad_cost: int = 2) -> Kernel:
         raise ValueError(f"num_leapfrog={num_leapfrog} must be at least 1")
 
     def step(key, particle, target, beta, chol):
-        key_momentum, key_accept = jax.random.split(key)
-        start = jax.random.normal(key_momentum, particle.u.shape, particle.u.dtype)
+        start, threshold = _draw(key, particle.u)
 
         def leapfrog(carry, _):
             at, momentum = carry
@@ -124,7 +122,7 @@ def hmc(num_leapfrog: int = 4, grad_cost: int = 2) -> Kernel:
         )
         log_ratio = 0.5 * jnp.sum(start * start) - 0.5 * jnp.sum(momentum * momentum)
         cost = num_leapfrog * grad_cost
-        return _accept(key_accept, particle, proposal, beta, log_ratio, cost)
+        return _accept(threshold, particle, proposal, beta, log_ratio, cost)
 
     return Kernel(_evaluate_with_scores, step, grad_cost)
 
@@ -184,12 +182,11 @@ def independence() -> Kernel:
 
     def step(key, particle, target, beta, params):
         mean, chol = params
-        key_proposal, key_accept = jax.random.split(key)
-        z = jax.random.normal(key_proposal, particle.u.shape, particle.u.dtype)
+        z, threshold = _draw(key, particle.u)
         proposal = _evaluate(target, mean + chol @ z)
         here = jax.scipy.linalg.solve_triangular(chol, particle.u - mean, lower=True)
         log_ratio = 0.5 * jnp.sum(z * z) - 0.5 * jnp.sum(here * here)
-        return _accept(key_accept, particle, proposal, beta, log_ratio, 1)
+        return _accept(threshold, particle, proposal, beta, log_ratio, 1)
 
     return Kernel(_evaluate, step)
 
@@ -307,15 +304,27 @@ def _nonfinite(particle):
     return bad.astype(jnp.int32)
 
 
-def _accept(key, particle, proposal, beta, log_proposal_ratio, cost):
+def _draw(key, like):
+    """Standard normals like `like`, and the log of a uniform for the accept step.
+
+    From one call of the generator, whose rounds are most of a cheap move's time and
+    most of its program. The uniform is never 0, so a ratio of zero is never accepted.
+    """
+    info = jnp.finfo(like.dtype)
+    bits = jax.random.bits(key, (like.size + 1,), f"uint{info.bits}")
+    kept = jax.lax.shift_right_logical(bits, bits.dtype.type(info.bits - info.nmant))
+    uniform = (kept.astype(like.dtype) + 0.5) * 2.0**-info.nmant
+    z = math.sqrt(2) * jax.lax.erf_inv(2 * uniform[1:] - 1)
+    return z.reshape(like.shape), jnp.log(uniform[0])
+
+
+def _accept(threshold, particle, proposal, beta, log_proposal_ratio, cost):
     log_ratio = (
         (proposal.logprior - particle.logprior)
         + (scaled(beta, proposal.loglik) - scaled(beta, particle.loglik))
         + log_proposal_ratio
     )
-    # 1 - U lies in (0, 1], so a ratio of zero is never accepted.
-    uniform = 1 - jax.random.uniform(key, (), particle.u.dtype)
-    accept = jnp.log(uniform) <= log_ratio  # False for NaN
+    accept = threshold <= log_ratio  # False for NaN
     moved = jax.tree.map(lambda a, b: jnp.where(accept, a, b), proposal, particle)
     info = MoveInfo(
         accept.astype(particle.u.dtype),

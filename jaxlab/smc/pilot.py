@@ -9,7 +9,7 @@ points.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxlab.smc.models.model import BoedModel
 from jaxlab.smc.reverse_annealed import Config
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:

@@ -21,11 +21,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxlab.smc import kernels, tempered
+from jaxlab.smc import kernels, resampling, tempered
 from jaxlab.smc.kernels import Kernel, Target
 
 ESTIMATORS = ("rev", "ti", "mid", "bar")
 SCHEDULES = ("power", "geometric", "linear", "pilot", "adaptive")
+RESAMPLERS = {
+    "systematic": resampling.systematic,
+    "stratified": resampling.stratified,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Config:
     growth: float = 1.0  # particles double as soon as growth^t has doubled
     k_forward: int | None = None  # particles of the forward run; None: k_max
     ess_threshold: float = 0.5
+    resampling: str = "systematic"  # or "stratified"
     schedule: str = "linear"
     exponent: float = 4.0  # of "power"
     kernel: str | Kernel = "rwmh"
@@ -74,6 +79,7 @@ class Config:
             ("estimator", ESTIMATORS),
             ("schedule", SCHEDULES),
             ("covariance", ("prior", "pilot")),
+            ("resampling", tuple(RESAMPLERS)),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be in {allowed}")
@@ -197,6 +203,7 @@ def reverse(
         kernel=kernel,
         num_moves=config.n_moves,
         ess_threshold=config.ess_threshold,
+        resample=RESAMPLERS[config.resampling],
         last_moves=config.estimator == "ti",
         sizes=config.sizes(),
     )
@@ -230,6 +237,7 @@ def forward(
         kernel=kernel,
         num_moves=config.n_moves,
         ess_threshold=config.ess_threshold,
+        resample=RESAMPLERS[config.resampling],
     )
     return Direction(
         log_z=tempered.log_ratio(state),

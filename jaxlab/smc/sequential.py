@@ -10,6 +10,7 @@ Shapes: `S` particles, `d` coordinates, `H` observations at most, `C` candidate 
 
 import dataclasses
 import math
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jaxlab.smc.eig.result import mean_and_se
 from jaxlab.smc.models.model import BoedModel
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -44,7 +46,16 @@ def init(
       like: any single design; fixes shape and dtype.
       num_steps: observations to make room for.
       num_particles: `S`.
+
+    Raises:
+      ValueError: without room for an observation, or fewer than 2 particles.
     """
+    if num_steps < 1:
+        raise ValueError(f"num_steps={num_steps} must leave room for an observation")
+    if num_particles < 2:
+        raise ValueError(
+            f"num_particles={num_particles} must be at least 2 to have a covariance"
+        )
     u = jax.random.normal(key, (num_particles, model.dim), like.dtype)
     zero = jnp.zeros((), jnp.int32)
     return State(
@@ -78,7 +89,8 @@ def update(
 ) -> State:
     """Absorb the observation `y` of design `xi`.
 
-    Temperatures and the random walk's covariance come from the particles themselves.
+    Into a full history nothing fits: the evidence then turns to NaN, since the count
+    is known only when the program runs. Temperatures and the random walk's covariance come from the particles themselves.
 
     Args:
       key: consumed.
@@ -102,12 +114,14 @@ def update(
         num_moves=num_moves,
         max_temps=max_temps,
     )
+    evidence = state.log_evidence + tempered.log_ratio(final)
+    room = state.count < state.designs.shape[0]
     return State(
         u=final.particles.u,
         designs=state.designs.at[state.count].set(xi),
         observations=state.observations.at[state.count].set(y),
         count=state.count + 1,
-        log_evidence=state.log_evidence + tempered.log_ratio(final),
+        log_evidence=jnp.where(room, evidence, jnp.nan),
         n_evals=state.n_evals + final.n_evals * (state.count + 1),
     )
 
@@ -120,8 +134,16 @@ def particle_gain(
         E log p(y | u_n) / (1/S sum_s p(y | u_s)),   u_n one of the particles
 
     Cannot exceed `log S`. Candidates share particles and noise, and `S` evaluations
-    are spent on each. Needs `model.mean`.
+    are spent on each.
+
+    Raises:
+      ValueError: if the model has no `mean`.
     """
+    if model.mean is None:
+        raise ValueError(
+            f"particle_gain shares mean(u, xi) between data sets; model {model.name!r} "
+            "has none, use annealed_gain"
+        )
     key_choice, key_noise = jax.random.split(key)
     num = state.u.shape[0]
     chosen = jax.random.choice(key_choice, num, (n_outer,), replace=n_outer > num)

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jaxlab.smc import resampling, schedules
 from jaxlab.smc.kernels import Kernel, Particle, Target, scaled
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -64,6 +65,7 @@ def algorithm(
     *,
     num_moves: int = 4,
     ess_threshold: float = 0.5,
+    resample: Callable = resampling.systematic,
 ) -> Algorithm:
     """Bind the static choices: `state = init(u)`, `state, info = step(key, state, …)`.
 
@@ -78,6 +80,7 @@ def algorithm(
             kernel=kernel,
             num_moves=num_moves,
             ess_threshold=ess_threshold,
+            resample=resample,
         ),
     )
 
@@ -132,6 +135,7 @@ def step(
     num_moves: int = 4,
     ess_threshold: float = 0.5,
     num_particles: int | None = None,
+    resample: Callable = resampling.systematic,
 ) -> tuple[State, Info]:
     """Go from `state.beta` to `beta`.
 
@@ -146,10 +150,11 @@ def step(
       ess_threshold: resample when ESS falls below this share of K; 1 or more always
         resamples, 0 never.
       num_particles: size of the next population; a change forces a resampling.
+      resample: `(key, log_weights, num) -> indices`, of `smc.resampling`.
     """
-    key_resample, key_move = jax.random.split(key)
     old = state.particles.loglik.shape[0]
     new = old if num_particles is None else num_particles
+    keys = jax.random.split(key, 1 + num_moves * new)
     mean_before = _weighted_mean(state.log_weights, state.particles.loglik)
     delta = beta - state.beta
     log_weights = state.log_weights + scaled(delta, state.particles.loglik)
@@ -159,7 +164,7 @@ def step(
 
     particles, log_ratio = state.particles, state.log_ratio
     if new != old or (old > 1 and ess_threshold > 0):
-        chosen = resampling.systematic(key_resample, log_weights, new)
+        chosen = resample(keys[0], log_weights, new)
         resampled = jax.tree.map(lambda x: x[chosen], particles)
         if new != old or ess_threshold >= 1:
             particles, log_ratio = resampled, log_ratio + gain
@@ -175,9 +180,8 @@ def step(
     accept, cost = jnp.full_like(ess, jnp.nan), jnp.zeros((), jnp.int32)
     bad = jnp.zeros((), jnp.int32)
     if num_moves:
-        particles, moves = move(
-            key_move, particles, beta, params, target, kernel, num_moves
-        )
+        keys = keys[1:].reshape(num_moves, new)
+        particles, moves = _moves(keys, particles, beta, params, target, kernel)
         accept = jnp.mean(moves.accept)
         cost = jnp.sum(moves.n_evals, dtype=jnp.int32)
         bad = jnp.sum(moves.n_nonfinite, dtype=jnp.int32)
@@ -196,14 +200,8 @@ def step(
 
 def move(key, particles: Particle, beta, params, target, kernel, num_moves):
     """`num_moves` kernel steps for every particle; infos have shape [moves, K]."""
-    num = particles.loglik.shape[0]
-
-    def once(particles, keys):
-        return jax.vmap(lambda k, p: kernel.step(k, p, target, beta, params))(
-            keys, particles
-        )
-
-    return jax.lax.scan(once, particles, jax.random.split(key, (num_moves, num)))
+    keys = jax.random.split(key, (num_moves, particles.loglik.shape[0]))
+    return _moves(keys, particles, beta, params, target, kernel)
 
 
 def log_ratio(state: State) -> Float[Array, ""]:
@@ -223,6 +221,7 @@ def anneal(
     ess_threshold: float = 0.5,
     last_moves: bool = False,
     sizes: Sequence[int] | None = None,
+    resample: Callable = resampling.systematic,
 ) -> tuple[State, Info]:
     """All steps from `betas[0]`, where `state` stands, to `betas[-1]`.
 
@@ -231,7 +230,7 @@ def anneal(
       state: population at `betas[0]`.
       betas: schedule in the order of travel.
       params: kernel parameters, a leading axis T + 1 aligned with `betas`.
-      target, kernel, num_moves, ess_threshold: as in `step`.
+      target, kernel, num_moves, ess_threshold, resample: as in `step`.
       last_moves: also move at `betas[-1]`. Not needed for the ratio, only for the
         trapezoidal path integral or for samples.
       sizes: number of particles at each of the T steps, static; constant if None.
@@ -258,6 +257,7 @@ def anneal(
             num_moves=num_moves if moves is None else moves,
             ess_threshold=ess_threshold,
             num_particles=sizes[start],
+            resample=resample,
         )
         rows = slice(start, stop), slice(start + 1, stop + 1)
         if stop - start == 1:
@@ -286,6 +286,7 @@ def adaptive(
     ess_target: float = 0.5,
     max_temps: int = 200,
     downwards: bool = False,
+    resample: Callable = resampling.systematic,
 ) -> tuple[State, Int[Array, ""]]:
     """As `anneal`, each temperature chosen from the population's own ESS.
 
@@ -297,7 +298,7 @@ def adaptive(
       key: consumed.
       state: population at beta 0, or 1 if `downwards`.
       params_at: `(beta, particles, log_weights) -> params`.
-      target, kernel, num_moves: as in `step`.
+      target, kernel, num_moves, resample: as in `step`.
       ess_target: share of K that the ESS may fall to in a step.
       max_temps: bound on the number of steps.
       downwards: from 1 to 0.
@@ -340,6 +341,7 @@ def adaptive(
             kernel=kernel,
             num_moves=num_moves,
             ess_threshold=1.0,
+            resample=resample,
         )
         return state, count + 1
 
@@ -378,6 +380,15 @@ def _stages(sizes, current, last_moves):
     if start < end:
         yield start, end, None
     yield end, end + 1, last_moves
+
+
+def _moves(keys, particles, beta, params, target, kernel):
+    def once(particles, keys):
+        return jax.vmap(lambda k, p: kernel.step(k, p, target, beta, params))(
+            keys, particles
+        )
+
+    return jax.lax.scan(once, particles, keys)
 
 
 def _log_mean_exp(x):

@@ -42,7 +42,7 @@ def estimate(
     Args:
       key: consumed.
       model: the experiment.
-      xi: the design; its dtype is that of the computation.
+      xi: the design; its floating dtype is that of the computation.
       config: static choices of the chains.
       n_outer: `N` simulated data sets.
       outer: "iid", or "rqmc" for scrambled Sobol points.
@@ -68,7 +68,7 @@ def estimate(
         raise ValueError(f"anova={anova} must lie between 0 and n_outer={n_outer}")
     return _estimate(
         key,
-        xi,
+        datasets.check_design(xi),
         tuning,
         model=model,
         config=config,
@@ -104,7 +104,7 @@ def smc(
     """
     return _estimate(
         key,
-        xi,
+        datasets.check_design(xi),
         tuning,
         model=model,
         config=dataclasses.replace(config, **fields),
@@ -214,6 +214,10 @@ def estimate_batch(
     Returns:
       An `EIGResult` whose every leaf has a leading axis of designs.
     """
+
+    if design_chunk < 1:
+        raise ValueError(f"design_chunk={design_chunk} must be at least 1 design")
+    designs = datasets.check_design(designs)
 
     def one(xi):
         return estimate(key, model, xi, config, **options)
@@ -338,6 +342,7 @@ def _adaptive(key, target, u, model, config, downwards):
         ess_target=config.ess_threshold,
         max_temps=config.n_temps,
         downwards=downwards,
+        resample=reverse_annealed.RESAMPLERS[config.resampling],
     )
     sign = -1.0 if downwards else 1.0
     # Chains of different lengths have no common temperatures to average over.

@@ -48,7 +48,7 @@ def nmc(
     """
     return _nested(
         key,
-        xi,
+        datasets.check_design(xi),
         model=model,
         n_outer=n_outer,
         n_inner=n_inner,
@@ -78,7 +78,7 @@ def pce(
     """
     return _nested(
         key,
-        xi,
+        datasets.check_design(xi),
         model=model,
         n_outer=n_outer,
         n_inner=n_inner,
@@ -117,7 +117,7 @@ def nmc_reuse(
         )
     return _reuse(
         key,
-        xi,
+        datasets.check_design(xi),
         model=model,
         n_outer=n_outer,
         n_inner=n_inner,
@@ -153,7 +153,7 @@ def laplace_is(
         )
     return _nested(
         key,
-        xi,
+        datasets.check_design(xi),
         model=model,
         n_outer=n_outer,
         n_inner=n_inner,
@@ -263,8 +263,8 @@ def _prior_logsumexp(key, model, xi, y, num):
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _reuse(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk):
-    if n_inner < 1:
-        raise ValueError(f"n_inner={n_inner} must be at least 1")
+    if min(n_inner, chunk) < 1:
+        raise ValueError(f"n_inner={n_inner}, chunk={chunk} must be at least 1")
     key_outer, key_inner = jax.random.split(key)
     dtype = xi.dtype
     u, noise = outer.draw(

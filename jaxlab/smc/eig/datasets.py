@@ -9,8 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array
 
 from jaxlab.smc.eig.result import Curves, Sample
+
+
+def check_design(xi: Any) -> Array:
+    """The design as a floating-point array, whose dtype the computation takes.
+
+    Raises:
+      TypeError: for integers, in which nothing could be computed.
+    """
+    xi = jnp.asarray(xi)
+    if not jnp.issubdtype(xi.dtype, jnp.floating):
+        raise TypeError(
+            f"xi has dtype {xi.dtype}; its dtype is that of the computation, pass floats"
+        )
+    return xi
 
 
 def run(

@@ -4,7 +4,7 @@ Shapes: `N` data sets, `T` temperature steps; `*D` is empty, or the number of de
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ class Curves(NamedTuple):
     work_sd: Float[Array, "*N T"]
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EIGResult:
