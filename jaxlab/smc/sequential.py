@@ -90,7 +90,8 @@ def update(
     """Absorb the observation `y` of design `xi`.
 
     Into a full history nothing fits: the evidence then turns to NaN, since the count
-    is known only when the program runs. Temperatures and the random walk's covariance come from the particles themselves.
+    is known only when the program runs. Temperatures and the random walk's covariance
+    come from the particles themselves.
 
     Args:
       key: consumed.

@@ -255,7 +255,8 @@ def anneal(
             target=target,
             kernel=kernel,
             num_moves=num_moves if moves is None else moves,
-            ess_threshold=ess_threshold,
+            # Unmoved copies would only hide what the weights still tell.
+            ess_threshold=0.0 if moves == 0 else ess_threshold,
             num_particles=sizes[start],
             resample=resample,
         )

@@ -93,9 +93,7 @@ def ours():
     def run(key):
         state, _ = tempered.adaptive(
             key,
-            tempered.init(
-                jax.random.normal(key, (K, 4)), target=target, kernel=own
-            ),
+            tempered.init(jax.random.normal(key, (K, 4)), target=target, kernel=own),
             tempered.particle_chol(1.0),
             target=target,
             kernel=own,

@@ -29,6 +29,7 @@ def searched():
     return jax.vmap(run)(jax.random.split(jax.random.key(0), 4))
 
 
+@pytest.mark.slow
 def test_the_top_of_a_noisy_hill_is_found_with_few_evaluations():
     found = searched()
     assert found.designs.shape == (4, 18, 2)
@@ -37,6 +38,7 @@ def test_the_top_of_a_noisy_hill_is_found_with_few_evaluations():
     assert (found.sd < 0.2).all()
 
 
+@pytest.mark.slow
 def test_chosen_designs_beat_the_initial_net_and_stay_in_the_box():
     found = searched()
     assert (jnp.abs(found.designs) <= 2).all()
@@ -86,6 +88,7 @@ def test_expected_improvement_matches_sampling():
     np.testing.assert_allclose(got, sampled, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_constant_scores_break_nothing():
     found = jax.jit(
         lambda key: bayesian.search(

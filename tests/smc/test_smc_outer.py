@@ -8,6 +8,8 @@ from scipy import stats
 
 from jaxlab.smc.eig import outer
 
+net = jax.jit(outer.sobol_normal, static_argnums=(1, 2))
+
 
 def test_scrambled_points_stay_a_net():
     points = jnp.asarray(outer._sobol_integers(256, 12))
@@ -22,8 +24,8 @@ def test_scrambled_points_stay_a_net():
 
 
 def test_two_keys_give_two_scrambles():
-    a, b = (outer.sobol_normal(jax.random.key(s), 64, 3) for s in (0, 1))
-    assert not np.any(np.isclose(a, b))
+    a, b = (np.asarray(net(jax.random.key(s), 4096, 4)) for s in (0, 1))
+    assert np.isclose(a, b).mean() < 1e-3
 
 
 def test_every_point_is_standard_normal():
@@ -35,7 +37,7 @@ def test_every_point_is_standard_normal():
 
 
 def test_tails_are_symmetric_and_finite():
-    z = np.asarray(outer.sobol_normal(jax.random.key(3), 4096, 4))
+    z = np.asarray(net(jax.random.key(3), 4096, 4))
     assert np.isfinite(z).all()
     assert -4.5 < z.min() < -3
     assert 3 < z.max() < 4.5

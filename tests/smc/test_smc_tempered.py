@@ -162,6 +162,7 @@ def test_stratified_resampling_is_as_unbiased():
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / 6000**0.5
 
 
+@pytest.mark.slow
 def test_adaptive_temperatures_reach_the_posterior():
     target, exact = setting()
     kernel = kernels.random_walk()

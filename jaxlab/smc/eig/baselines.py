@@ -164,7 +164,9 @@ def laplace_is(
     )
 
 
-def linear_gaussian(xi: Float[Array, "n"], sigma: float = 0.1) -> Float[Array, ""]:
+def linear_gaussian(
+    xi: Float[Array, "n"], sigma: Float[Array, ""] | float = 0.1
+) -> Float[Array, ""]:
     """The exact answer for the model "lg"."""
     return lg.exact_eig(xi, sigma)
 

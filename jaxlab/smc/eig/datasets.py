@@ -23,7 +23,7 @@ def check_design(xi: Any) -> Array:
     xi = jnp.asarray(xi)
     if not jnp.issubdtype(xi.dtype, jnp.floating):
         raise TypeError(
-            f"xi has dtype {xi.dtype}; its dtype is that of the computation, pass floats"
+            f"xi has dtype {xi.dtype}; it is that of the whole computation, pass floats"
         )
     return xi
 
@@ -57,6 +57,8 @@ def run(
     if mesh is None:
         samples, sums = local(shared, keys, u, noise)
     else:
+        # Automatic axes: explicit ones would want the arguments sharded beforehand.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
         axis = mesh.axis_names[0]
         if num % mesh.shape[axis]:
             raise ValueError(

@@ -73,7 +73,7 @@ class EIGResult:
         return self.upper - self.lower
 
 
-def contributions(result: EIGResult) -> Float[Array, "N"]:
+def contributions(result: EIGResult) -> Float[Array, "*D N"]:
     """`loglik - log Z` per data set; NaN where it was left out."""
     terms = result.samples.loglik - result.samples.log_z
     return jnp.where(jnp.isfinite(terms), terms, jnp.nan)

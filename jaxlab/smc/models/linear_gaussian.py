@@ -31,14 +31,16 @@ def design_matrix(xi: Float[Array, "n"]) -> Float[Array, "n 4"]:
     return jnp.stack([jnp.ones_like(xi), xi, xi * xi, xi * xi * xi], axis=-1)
 
 
-def exact_eig(xi: Float[Array, "n"], sigma: float = 0.1) -> Float[Array, ""]:
+def exact_eig(
+    xi: Float[Array, "n"], sigma: Float[Array, ""] | float = 0.1
+) -> Float[Array, ""]:
     """`1/2 log det(I + X X' / sigma^2)`, in nats."""
     x = design_matrix(xi) / sigma
     return 0.5 * jnp.linalg.slogdet(jnp.eye(x.shape[0], dtype=x.dtype) + x @ x.T)[1]
 
 
 def log_evidence(
-    y: Float[Array, "n"], xi: Float[Array, "n"], sigma: float = 0.1
+    y: Float[Array, "n"], xi: Float[Array, "n"], sigma: Float[Array, ""] | float = 0.1
 ) -> Float[Array, ""]:
     """`log N(y; 0, X X' + sigma^2 I)`."""
     x = design_matrix(xi)
@@ -53,7 +55,7 @@ def tempered_posterior(
     beta: Float[Array, ""],
     y: Float[Array, "n"],
     xi: Float[Array, "n"],
-    sigma: float = 0.1,
+    sigma: Float[Array, ""] | float = 0.1,
 ) -> tuple[Float[Array, "4"], Float[Array, "4 4"]]:
     """Mean and covariance of `pi_beta`, prior times likelihood to the power `beta`.
 
