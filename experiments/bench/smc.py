@@ -70,7 +70,7 @@ class Bill:
         )
 
 
-def measure(num: int = 4096, peer_runs: int = 16, repeats: int = 20):
+def measure(num: int = 4096, peer_runs: int = 8, repeats: int = 20):
     """All rows.
 
     Args:
@@ -83,7 +83,7 @@ def measure(num: int = 4096, peer_runs: int = 16, repeats: int = 20):
     for name in DESIGNS:
         gold = smc.models.REFERENCE[name].eig
         ours = annealed(name, num, repeats)
-        nested = nested_monte_carlo(name, 2048 if name == "smd_b" else 512)
+        nested = nested_monte_carlo(name, 1024 if name == "smd_b" else 256)
         peer = cached = None
         if python is not None:
             peer, cached = blackjax(python, name, 512, peer_runs)

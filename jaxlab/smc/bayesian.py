@@ -177,12 +177,13 @@ def _fit(points, values, known, num_steps):
     def improve(carry, _):
         process, state = carry
         updates, state = optimiser.update(jax.grad(loss)(process), state)
-        return (optax.apply_updates(process, updates), state), None
+        process = jax.tree.map(jnp.add, process, updates)
+        return (process, state), None
 
     (process, _), _ = jax.lax.scan(
         improve, (start, optimiser.init(start)), length=num_steps
     )
-    return process, targets
+    return Process(*process), targets
 
 
 def _factor(process, points, known):

@@ -255,7 +255,7 @@ def ascend(
         unit, state = carry
         slope = gradient(key, model, lower + width * unit, **options).value * width
         updates, state = optimiser.update(-slope, state, unit)
-        unit = jnp.clip(optax.apply_updates(unit, updates), 0.0, 1.0)
+        unit = jnp.clip(unit + updates, 0.0, 1.0)
         return (unit, state), lower + width * unit
 
     unit = (xi - lower) / width

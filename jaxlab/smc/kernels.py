@@ -9,6 +9,7 @@ Shapes: `d` coordinates; unbatched, callers `vmap` over particles.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
@@ -211,8 +212,8 @@ def cycle(*members: Kernel) -> Kernel:
         for member, member_key, own in zip(members, keys, params, strict=True):
             particle, info = member.step(member_key, particle, target, beta, own)
             infos.append(info)
-        accept, evals, bad = zip(*infos, strict=True)
-        return particle, MoveInfo(sum(accept) / len(members), sum(evals), sum(bad))
+        total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *infos)
+        return particle, total._replace(accept=total.accept / len(members))
 
     return Kernel(members[0].init, step, members[0].init_evals)
 

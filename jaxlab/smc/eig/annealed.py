@@ -256,13 +256,14 @@ def _reverse_dataset(key, model, xi, u, noise, tuning, config):
     else:
         log_z = rev.thermodynamic if config.estimator == "ti" else rev.log_z
     parts = [rev] if fwd is None else [rev, fwd]
+    bad = jnp.stack([jnp.sum(p.info.n_nonfinite, dtype=jnp.int32) for p in parts])
     sample = Sample(
         loglik=rev.first,
         log_z=log_z,
         log_z_reverse=rev.log_z,
         log_z_forward=forward,
         n_evals=spent + sum(p.n_evals for p in parts),
-        n_nonfinite=sum(p.info.n_nonfinite.sum(dtype=jnp.int32) for p in parts),
+        n_nonfinite=jnp.sum(bad, dtype=jnp.int32),
         ess_min=jnp.min(jnp.stack([jnp.min(p.info.ess) for p in parts])),
     )
     return sample, rev.info.accept, rev.info.increment
