@@ -23,8 +23,8 @@ from jaxlab.smc import designs, eig
 class Config:
     num: int = 20  # designs per axis
     n_outer: int = 64
-    n_temps: int = 50
-    n_moves: int = 2
+    n_temps: int = 100  # shorter chains would bias informative designs more
+    n_moves: int = 4
     finalists: int = 32
     final_outer: int = 2048
     final_temps: int = 400
@@ -126,7 +126,7 @@ def _draw(path, config, points, values, errors) -> None:
 PRESETS = {
     "default": Config(),
     "smoke": Config(
-        num=4, n_outer=16, n_temps=20, finalists=4, final_outer=64, final_temps=50
+        num=4, n_outer=32, n_temps=60, finalists=1, final_outer=64, final_temps=100
     ),
 }
 

@@ -70,7 +70,7 @@ class Bill:
         )
 
 
-def measure(num: int = 4096, peer_runs: int = 8, repeats: int = 20):
+def measure(num: int = 16_384, peer_runs: int = 8, repeats: int = 100):
     """All rows.
 
     Args:
