@@ -62,6 +62,7 @@ def test_unknown_methods_and_designs_are_refused_by_name():
         rasmc_rmse_vs_evals.Config(methods=("magic",))
 
 
+@pytest.mark.slow
 def test_design_map_prefers_long_windows():
     result = rasmc_design_map.run(rasmc_design_map.PRESETS["smoke"])
     assert result.value > result.worst + 1
@@ -69,6 +70,7 @@ def test_design_map_prefers_long_windows():
     assert result.headline().startswith("best design")
 
 
+@pytest.mark.slow
 def test_sequential_experiment_gains_information():
     config = sequential_source_finding.PRESETS["smoke"]
     result = sequential_source_finding.run(config)

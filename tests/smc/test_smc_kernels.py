@@ -17,7 +17,7 @@ MOVES = 4
 NUM = 4000
 XI = (-1.0, -1 / 3, 1 / 3, 1.0)
 Y = np.asarray([0.3, -1.0, 0.4, 1.5], np.float32)
-FAST = ("rwmh", "mala", "slice")  # each a program of its own, seconds to compile
+FAST = ("rwmh", "mala")  # each a program of its own, seconds to compile
 NAMES = [
     name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
     for name in kernels.NAMES

@@ -110,6 +110,7 @@ def test_increments_sum_to_the_log_ratio_however_it_resamples(threshold):
     )
 
 
+@pytest.mark.slow
 def test_annealing_is_its_steps_in_a_loop():
     target, _ = setting()
     algorithm = tempered.algorithm(target, kernels.random_walk(), num_moves=2)
