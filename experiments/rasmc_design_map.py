@@ -5,8 +5,8 @@ Question: expected information gain of ten position readings over drive frequenc
 Data:     the model "smd"; 400 designs under common random numbers, then successive
           halving of the best 32, then a precise estimate of the winner.
 Expected: the gain rises with the window and peaks near resonance (w = sqrt(k/m) = 2
-          rad/s) at long windows; the winner exceeds the reference design (2, 5) with
-          its 6.44 nats. About 2 minutes on 2 cores.
+          rad/s). Found: 7.67 +- 0.02 nats at w = 2.2 rad/s, tau = 10 s, against 6.44
+          at the reference design (2, 5). 47 million evaluations, 156 CPU-seconds.
 """
 
 import dataclasses
