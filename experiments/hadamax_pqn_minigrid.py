@@ -153,15 +153,12 @@ def make_task(config: Config) -> Task:
     """
     obs = {"symbolic": "symbolic_partial", "rgb": "rgb_partial"}[config.observation]
     env, params = envs.make(config.task, obs=obs)
-    train_key, test_key = jax.random.split(jax.random.key(config.seed))
-    drawn = env.make_pool(train_key, config.pool_size * FOLDS // (FOLDS - 1) + 1)
-    train, _ = envs.pool.split(drawn, FOLDS, config.fold)
-    drawn = env.make_pool(test_key, 8 * FOLDS * config.eval_levels)
-    _, test = envs.pool.split(drawn, FOLDS, config.fold)
-    test = envs.pool.unique(test)
-    test = envs.pool.take(
-        test, np.arange(min(config.eval_levels, envs.pool.size(test)))
-    )
+    # One draw for both sides, with levels to spare: compiling a generator takes long.
+    count = FOLDS * max(config.pool_size // (FOLDS - 2), 8 * config.eval_levels)
+    drawn = env.make_pool(jax.random.key(config.seed), count)
+    train, test = envs.pool.split(drawn, FOLDS, config.fold)
+    train = first(train, config.pool_size)
+    test = first(envs.pool.unique(test), config.eval_levels)
 
     def start(level):  # a reset into a pool of one level is a reset into that level
         pool = jax.tree.map(lambda leaf: leaf[None], level)
@@ -288,7 +285,7 @@ def make_judge(task: Task, num_seeds: int):
         )
         return episodes.success, episodes.lengths.mean(dtype=jnp.float32)
 
-    program = loop.jit(seeds.over(one))
+    program = loop.jit(seeds.over(one), quick=False)
 
     def judge(params, epsilon: float):
         success = program(params, jnp.full(num_seeds, epsilon))
