@@ -5,6 +5,7 @@ hundred of them fit a coffee break.
 """
 
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -16,10 +17,11 @@ from collections.abc import Callable, Sequence
 
 from jaxlab import io
 
+SMALL = "experiments.reliability.program"
+MAIN_JOB = "experiments.hadamax_pqn_minigrid"
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["experiments.reliability.program", "orbax.checkpoint", "tyro"]
-)
+_CONTEXT.set_forkserver_preload([SMALL, MAIN_JOB, "orbax.checkpoint", "tyro"])
 # JAX warns of forks for the sake of its threads; the server never starts any.
 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
 
@@ -29,13 +31,14 @@ def start(
     log: pathlib.Path,
     *,
     devices: int = 1,
+    program: str = SMALL,
     prepare: Callable[[], None] | None = None,
 ):
-    """The small program with this command line, its output in `log`.
+    """A program (a module) with this command line, its output in `log`.
 
     `prepare` is called in the child first; it must be importable.
     """
-    arguments = (list(argv), str(log), devices, prepare)
+    arguments = (list(argv), str(log), devices, program, prepare)
     process = _CONTEXT.Process(target=_child, args=arguments)
     process.start()
     return process
@@ -48,9 +51,11 @@ def call(function: Callable, *arguments):
     return process
 
 
-def finish(argv: Sequence[str], log: pathlib.Path, *, devices: int = 1) -> str | None:
+def finish(
+    argv: Sequence[str], log: pathlib.Path, *, devices: int = 1, program: str = SMALL
+) -> str | None:
     """Run to the end; what went wrong, if anything."""
-    process = start(argv, log, devices=devices)
+    process = start(argv, log, devices=devices, program=program)
     process.join(300)
     if process.exitcode == 0:
         return None
@@ -104,7 +109,11 @@ def wait_for_records(out: pathlib.Path, count: int, process) -> bool:
 
 
 def _child(
-    argv: list[str], log: str, devices: int, prepare: Callable[[], None] | None
+    argv: list[str],
+    log: str,
+    devices: int,
+    program: str,
+    prepare: Callable[[], None] | None,
 ) -> None:
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -113,11 +122,10 @@ def _child(
         prepare()
     import jax
 
-    from experiments.reliability import program
-
+    module = importlib.import_module(program)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     try:
-        io.main(program.run, program.PRESETS, argv)
+        io.main(module.run, module.PRESETS, argv)
     finally:
         sys.stdout.flush()
