@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxlab import io
 
@@ -32,13 +33,15 @@ def start(
     *,
     devices: int = 1,
     program: str = SMALL,
+    cache: pathlib.Path | None = None,
     prepare: Callable[[], None] | None = None,
 ):
     """A program (a module) with this command line, its output in `log`.
 
+    What it compiles is kept in `cache`, so that many children cost one compilation.
     `prepare` is called in the child first; it must be importable.
     """
-    arguments = (list(argv), str(log), devices, program, prepare)
+    arguments = (list(argv), str(log), devices, program, cache, prepare)
     process = _CONTEXT.Process(target=_child, args=arguments)
     process.start()
     return process
@@ -51,11 +54,9 @@ def call(function: Callable, *arguments):
     return process
 
 
-def finish(
-    argv: Sequence[str], log: pathlib.Path, *, devices: int = 1, program: str = SMALL
-) -> str | None:
-    """Run to the end; what went wrong, if anything."""
-    process = start(argv, log, devices=devices, program=program)
+def finish(argv: Sequence[str], log: pathlib.Path, **options: Any) -> str | None:
+    """Run to the end; what went wrong, if anything. Options are those of `start`."""
+    process = start(argv, log, **options)
     process.join(300)
     if process.exitcode == 0:
         return None
@@ -113,6 +114,7 @@ def _child(
     log: str,
     devices: int,
     program: str,
+    cache: pathlib.Path | None,
     prepare: Callable[[], None] | None,
 ) -> None:
     with open(log, "a") as file:
@@ -125,6 +127,8 @@ def _child(
     module = importlib.import_module(program)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
     try:
         io.main(module.run, module.PRESETS, argv)
     finally:

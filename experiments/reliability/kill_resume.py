@@ -12,7 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.reliability import children
 from jaxlab import io
@@ -28,14 +28,14 @@ class Form(NamedTuple):
     program: str = children.SMALL
 
     def start(self, *argv: str, log: pathlib.Path):
-        return children.start(
-            [*self.flags, *argv], log, devices=self.devices, program=self.program
-        )
+        return children.start([*self.flags, *argv], log, **self._options(log))
 
     def finish(self, *argv: str, log: pathlib.Path) -> str | None:
-        return children.finish(
-            [*self.flags, *argv], log, devices=self.devices, program=self.program
-        )
+        return children.finish([*self.flags, *argv], log, **self._options(log))
+
+    def _options(self, log: pathlib.Path) -> dict[str, Any]:
+        cache = log.parent / "compiled"
+        return {"devices": self.devices, "program": self.program, "cache": cache}
 
 
 FORMS = {
