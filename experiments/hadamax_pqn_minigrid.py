@@ -2,7 +2,7 @@
 
 Question: greedy success on held-out levels of DoorKey-6x6, four seeds in one program.
 Data:     levels of `envs`; one in five, told by a checksum, is never trained on.
-Expected: 0.99 (0.9 for 11 of 12 fresh seeds), random policy 0.02; 4 minutes on 2 cores.
+Expected: 0.98 (12 of 12 fresh seeds reach 0.9), random policy 0.03; 3 min on 2 cores.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class Config:
     total_steps: int = 450_000  # environment steps
     num_envs: int = 128
     num_steps: int = 32  # of a rollout, between two learning phases
-    num_minibatches: int = 32
+    num_minibatches: int = 128  # of 32: many small steps need fewer samples
     num_epochs: int = 2
-    learning_rate: float = 5e-4  # annealed to 0: greedy success comes at the end
+    learning_rate: float = 3e-4  # annealed to 0: greedy success comes at the end
     gamma: float = 0.97  # values one step apart must differ, or greedy turns in circles
     q_lambda: float = 0.95  # 0.65, as for Atari, collapses on sparse rewards
     epsilon_start: float = 1.0
@@ -106,6 +106,7 @@ PRESETS = {
         num_seeds=8,
         total_steps=20_000_000,
         num_envs=2048,
+        num_minibatches=32,
         pool_size=16_384,
         eval_levels=512,
     ),
@@ -153,15 +154,12 @@ def make_task(config: Config) -> Task:
     """
     obs = {"symbolic": "symbolic_partial", "rgb": "rgb_partial"}[config.observation]
     env, params = envs.make(config.task, obs=obs)
-    train_key, test_key = jax.random.split(jax.random.key(config.seed))
-    drawn = env.make_pool(train_key, config.pool_size * FOLDS // (FOLDS - 1) + 1)
-    train, _ = envs.pool.split(drawn, FOLDS, config.fold)
-    drawn = env.make_pool(test_key, 8 * FOLDS * config.eval_levels)
-    _, test = envs.pool.split(drawn, FOLDS, config.fold)
-    test = envs.pool.unique(test)
-    test = envs.pool.take(
-        test, np.arange(min(config.eval_levels, envs.pool.size(test)))
-    )
+    # One draw for both sides, with levels to spare: compiling a generator takes long.
+    count = FOLDS * max(config.pool_size // (FOLDS - 2), 8 * config.eval_levels)
+    drawn = env.make_pool(jax.random.key(config.seed), count)
+    train, test = envs.pool.split(drawn, FOLDS, config.fold)
+    train = first(train, config.pool_size)
+    test = first(envs.pool.unique(test), config.eval_levels)
 
     def start(level):  # a reset into a pool of one level is a reset into that level
         pool = jax.tree.map(lambda leaf: leaf[None], level)
@@ -288,7 +286,7 @@ def make_judge(task: Task, num_seeds: int):
         )
         return episodes.success, episodes.lengths.mean(dtype=jnp.float32)
 
-    program = loop.jit(seeds.over(one))
+    program = loop.jit(seeds.over(one), quick=False)
 
     def judge(params, epsilon: float):
         success = program(params, jnp.full(num_seeds, epsilon))

@@ -6,6 +6,24 @@ platform that is being lowered for; `explain` says which one and why.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernels_pallas.block_sparse import (
+        block_sparse_attention as block_sparse_attention,
+    )
+    from kernels_pallas.conv import causal_conv as causal_conv
+    from kernels_pallas.decode import decode_attention as decode_attention
+    from kernels_pallas.dispatch import explain as explain
+    from kernels_pallas.flash import flash_attention as flash_attention
+    from kernels_pallas.flash import streaming_attention as streaming_attention
+    from kernels_pallas.hsa import hsa_attention as hsa_attention
+    from kernels_pallas.lists import block_lists as block_lists
+    from kernels_pallas.lists import block_overflow as block_overflow
+    from kernels_pallas.lists import check_block_lists as check_block_lists
+    from kernels_pallas.pooled import pooled_attention_map as pooled_attention_map
+    from kernels_pallas.states import merge_states as merge_states
+    from kernels_pallas.threshold import statistical_top_k as statistical_top_k
 
 _HOMES = {
     "block_lists": "lists",
@@ -23,7 +41,7 @@ _HOMES = {
     "streaming_attention": "flash",
 }
 
-__all__ = list(_HOMES)
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
@@ -35,4 +53,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from typing import Any
 
 from kernels_pallas.block_sparse.shapes import COMPILE, Case
 
@@ -61,12 +62,16 @@ def compile_for(topology: str, op: str, case: Case, gradient: bool):
     def qkv(length, heads):
         return array((case.batch, length, heads, case.head_dim), case.dtype)
 
-    blocks = dict(block_q=case.block_q, block_k=case.block_k)
-
-    def attend(q, k, v, indices, counts):
+    def attend(q, k, v, indices, counts) -> Any:  # without lse, so one array
         if op == "flash_attention":
             return kernels_pallas.flash_attention(
-                q, k, v, causal=True, implementation="mosaic_tpu", **blocks
+                q,
+                k,
+                v,
+                causal=True,
+                implementation="mosaic_tpu",
+                block_q=case.block_q,
+                block_k=case.block_k,
             )
         return kernels_pallas.block_sparse_attention(
             q,
@@ -75,7 +80,8 @@ def compile_for(topology: str, op: str, case: Case, gradient: bool):
             indices=indices,
             counts=counts,
             implementation="mosaic_tpu",
-            **blocks,
+            block_q=case.block_q,
+            block_k=case.block_k,
         )
 
     def loss(*args):

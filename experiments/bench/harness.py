@@ -36,7 +36,7 @@ class Case:
     Attributes:
       name: workload, then peer, as in "DoorKey-8x8 navix".
       ours: our figure.
-      peer: the peer's figure; None where the peer is not installed.
+      peer: the peer's figure; None without a peer, or where it is not installed.
       unit: of both figures, as in "steps/CPU-s" or "s".
       lower_is_better: True for times and bytes, False for rates.
     """
@@ -114,13 +114,23 @@ def child(python: pathlib.Path | str, script: str, *args: str) -> dict:
 def main(area: str, measure: Callable[[], list[Case]]) -> None:
     """Command line of a benchmark module: measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.bench.{area}")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures to FILE")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="write the figures to FILE, or print them alone",
+    )
     arguments = parser.parse_args()
     cases = measure()
+    rows = [{**_row(case), "ratio": case.ratio} for case in cases]
+    text = json.dumps({"cases": rows}, indent=2)
+    if arguments.json == "-":
+        print(text)
+        return
     _print(area, cases)
     if arguments.json:
-        rows = [{**_row(case), "ratio": case.ratio} for case in cases]
-        arguments.json.write_text(json.dumps({"cases": rows}, indent=2) + "\n")
+        pathlib.Path(arguments.json).write_text(text + "\n")
 
 
 def _row(case: Case) -> dict:
@@ -133,11 +143,12 @@ def _row(case: Case) -> dict:
 
 
 def _print(area: str, cases: Sequence[Case]) -> None:
-    table = Table(title=f"bench {area}")
+    absent = "no figure: the case has no peer, or it is not installed (make peers)"
+    table = Table(title=f"bench {area}", caption=absent)
     for column in ("case", "ours", "peer", "unit", "ratio"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for case in cases:
-        peer = "not installed" if case.peer is None else f"{case.peer:,.4g}"
+        peer = "" if case.peer is None else f"{case.peer:,.4g}"
         ratio = "" if case.ratio is None else f"{case.ratio:.2f}x"
         table.add_row(case.name, f"{case.ours:,.4g}", peer, case.unit, ratio)
     Console(width=100).print(table)

@@ -5,6 +5,7 @@ hundred of them fit a coffee break.
 """
 
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -13,13 +14,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxlab import io
 
+SMALL = "experiments.reliability.program"
+MAIN_JOB = "experiments.hadamax_pqn_minigrid"
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["experiments.reliability.program", "orbax.checkpoint", "tyro"]
-)
+_CONTEXT.set_forkserver_preload([SMALL, MAIN_JOB, "orbax.checkpoint", "tyro"])
 # JAX warns of forks for the sake of its threads; the server never starts any.
 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
 
@@ -29,13 +32,16 @@ def start(
     log: pathlib.Path,
     *,
     devices: int = 1,
+    program: str = SMALL,
+    cache: pathlib.Path | None = None,
     prepare: Callable[[], None] | None = None,
 ):
-    """The small program with this command line, its output in `log`.
+    """A program (a module) with this command line, its output in `log`.
 
+    What it compiles is kept in `cache`, so that many children cost one compilation.
     `prepare` is called in the child first; it must be importable.
     """
-    arguments = (list(argv), str(log), devices, prepare)
+    arguments = (list(argv), str(log), devices, program, cache, prepare)
     process = _CONTEXT.Process(target=_child, args=arguments)
     process.start()
     return process
@@ -48,9 +54,9 @@ def call(function: Callable, *arguments):
     return process
 
 
-def finish(argv: Sequence[str], log: pathlib.Path, *, devices: int = 1) -> str | None:
-    """Run to the end; what went wrong, if anything."""
-    process = start(argv, log, devices=devices)
+def finish(argv: Sequence[str], log: pathlib.Path, **options: Any) -> str | None:
+    """Run to the end; what went wrong, if anything. Options are those of `start`."""
+    process = start(argv, log, **options)
     process.join(300)
     if process.exitcode == 0:
         return None
@@ -104,7 +110,12 @@ def wait_for_records(out: pathlib.Path, count: int, process) -> bool:
 
 
 def _child(
-    argv: list[str], log: str, devices: int, prepare: Callable[[], None] | None
+    argv: list[str],
+    log: str,
+    devices: int,
+    program: str,
+    cache: pathlib.Path | None,
+    prepare: Callable[[], None] | None,
 ) -> None:
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -113,11 +124,12 @@ def _child(
         prepare()
     import jax
 
-    from experiments.reliability import program
-
+    module = importlib.import_module(program)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
     try:
-        io.main(program.run, program.PRESETS, argv)
+        io.main(module.run, module.PRESETS, argv)
     finally:
         sys.stdout.flush()

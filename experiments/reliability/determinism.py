@@ -1,7 +1,7 @@
 """The same command twice, in two processes: the same bits.
 
-Metrics and every leaf of the last checkpoint are compared, for each form of the small
-program and a new seed per pair.
+Metrics and every leaf of the last checkpoint are compared, for each program of
+`kill_resume` and a new seed per pair.
 """
 
 import pathlib
@@ -19,14 +19,12 @@ def trials(count: int) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory() as folder:
         for trial in range(count):
             name = list(FORMS)[trial % len(FORMS)]
-            flags, devices = FORMS[name]
             prints = []
             for twin in "ab":
                 out = pathlib.Path(folder) / f"{trial}{twin}"
-                failed = children.finish(
-                    [*flags, "--seed", str(trial), "--out", str(out)],
-                    out.with_suffix(".log"),
-                    devices=devices,
+                failed = FORMS[name].finish(
+                    *("--seed", str(trial), "--out", str(out)),
+                    log=out.with_suffix(".log"),
                 )
                 if failed:
                     break

@@ -1,9 +1,10 @@
 """SIGKILL at a uniformly random time, then `--resume`: bit-identical to no kill.
 
-The small program in three forms: one compiled loop per chunk, one call per update, and
-a batch split over two devices. A trial fails if the resumed run differs in one bit of
-the metrics or of the last checkpoint, if a kill costs more than one finished interval,
-or if a half-written checkpoint is left after the restart.
+The small program in three forms (one compiled loop per chunk, one call per update, a
+batch split over two devices), and the main job's smoke run, a seed per device. A trial
+fails if the resumed run differs in one bit of the metrics or of the last checkpoint, if
+a kill costs more than one finished interval, or if a half-written checkpoint is left
+after the restart.
 """
 
 import pathlib
@@ -11,16 +12,37 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from experiments.reliability import children
 from jaxlab import io
 
 SIZES = {"ci": 6, "published": 100}
 
+
+class Form(NamedTuple):
+    """A program to be killed, with the flags and the number of devices it needs."""
+
+    flags: tuple[str, ...]
+    devices: int = 1
+    program: str = children.SMALL
+
+    def start(self, *argv: str, log: pathlib.Path):
+        return children.start([*self.flags, *argv], log, **self._options(log))
+
+    def finish(self, *argv: str, log: pathlib.Path) -> str | None:
+        return children.finish([*self.flags, *argv], log, **self._options(log))
+
+    def _options(self, log: pathlib.Path) -> dict[str, Any]:
+        cache = log.parent / "compiled"
+        return {"devices": self.devices, "program": self.program, "cache": cache}
+
+
 FORMS = {
-    "scan loop": (["--loop", "scan"], 1),
-    "host loop": (["--loop", "host"], 1),
-    "two devices": (["--loop", "scan", "--devices", "2"], 2),
+    "scan loop": Form(("--loop", "scan")),
+    "host loop": Form(("--loop", "host")),
+    "two devices": Form(("--loop", "scan", "--devices", "2"), 2),
+    "main job": Form(("--smoke",), 2, children.MAIN_JOB),
 }
 
 
@@ -30,13 +52,10 @@ def trials(count: int) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         expected = {}
-        for name, (flags, devices) in FORMS.items():
+        for name, form in FORMS.items():
             out = root / name
             begun = time.perf_counter()
-            failed = children.finish(
-                [*flags, "--out", str(out)], root / "log", devices=devices
-            )
-            if failed:
+            if failed := form.finish("--out", str(out), log=root / "log"):
                 raise RuntimeError(failed)
             duration = time.perf_counter() - begun
             expected[name] = children.fingerprint(out), duration
@@ -52,17 +71,17 @@ def kill_and_resume(
     name: str, out: pathlib.Path, delay: float, whole: dict[str, str]
 ) -> str | None:
     """Kill after `delay` seconds, resume, compare with the uninterrupted `whole`."""
-    flags, devices = FORMS[name]
+    form = FORMS[name]
     log = out.with_suffix(".log")
-    process = children.start([*flags, "--out", str(out)], log, devices=devices)
+    process = form.start("--out", str(out), log=log)
     process.join(delay)
     process.kill()
     process.join()
     begun = (out / "config.json").exists()
     if begun and (lost := lost_intervals(out)) > 1:
         return f"{lost} finished intervals lost after {delay:.2f} s"
-    again = ["--out", str(out), *(["--resume"] if begun else flags)]
-    if failed := children.finish(again, log, devices=devices):
+    again = ["--resume"] if begun else []
+    if failed := form.finish("--out", str(out), *again, log=log):
         return failed
     if left := [p.name for p in out.rglob("*") if "tmp" in p.name]:
         return f"left over: {', '.join(left)}"
@@ -74,4 +93,5 @@ def lost_intervals(out: pathlib.Path) -> int:
     logged = out / "metrics.jsonl"
     records = io.read_metrics(logged) if logged.exists() else []
     committed = io.Checkpoints(out / "checkpoints").steps()
-    return len(records) - max(committed, default=0)
+    last = max(committed, default=0)
+    return sum(record["step"] > last for record in records)

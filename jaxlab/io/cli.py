@@ -40,7 +40,8 @@ def main(
 
     Raises:
       SystemExit: with 1 if the run fails, 2 if it is refused (config, folder,
-        checkpoint), 130 after Ctrl-C and 143 after SIGTERM, both after saving.
+        checkpoint), 130 after Ctrl-C and 143 after SIGTERM, both after saving, 141
+        when the reader of the output has gone.
     """
     experiment = Experiment(run, presets)
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -49,6 +50,9 @@ def main(
         status = experiment.execute(flags)
     except (RunError, CheckpointError) as error:
         status = _complain(error, _REFUSED)
+    except BrokenPipeError:  # whoever read the output, `head` perhaps, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
     except OSError as error:
         status = _complain(error, _FAILED)
     except (ValueError, TypeError, FloatingPointError) as error:

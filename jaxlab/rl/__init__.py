@@ -6,8 +6,28 @@ module is loaded when it is first used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-_MODULES = (
+if TYPE_CHECKING:
+    from jaxlab.rl import (
+        algorithm,
+        dqn,
+        environment,
+        evaluate,
+        exploration,
+        loop,
+        networks,
+        optimiser,
+        ppo,
+        pqn,
+        pqn_rnn,
+        returns,
+        rollout,
+        seeds,
+        statistics,
+    )
+
+__all__ = [
     "algorithm",
     "dqn",
     "environment",
@@ -23,16 +43,14 @@ _MODULES = (
     "rollout",
     "seeds",
     "statistics",
-)
-
-__all__ = list(_MODULES)
+]
 
 
 def __getattr__(name: str):
-    if name in _MODULES:
+    if name in __all__:
         return importlib.import_module(f"jaxlab.rl.{name}")
     raise AttributeError(
-        f"module 'jaxlab.rl' has no attribute {name!r}; it has {', '.join(_MODULES)}"
+        f"module 'jaxlab.rl' has no attribute {name!r}; it has {', '.join(__all__)}"
     )
 
 

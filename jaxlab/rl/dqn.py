@@ -193,10 +193,10 @@ def make(
         size = jnp.minimum(
             (state.update + 1) * config.steps_per_update, config.capacity
         )
-        params, opt_state, loss, info = jax.lax.cond(
+        params, opt_state, learned = jax.lax.cond(
             size >= config.learning_starts,
             lambda: learn(state, hparams, buffer, size, sample_key),
-            lambda: (state.params, state.opt_state, *idle),
+            lambda: (state.params, state.opt_state, idle),
         )
         done = state.update + 1
         sync = done % config.target_period == 0
@@ -205,21 +205,19 @@ def make(
         )
         metrics = Metrics(
             update=state.update,
-            loss=loss.mean(),
             q_mean=collected.steps.extra.mean(),
-            grad_norm=info.grad_norm.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rate(hparams, state.update),
-            bad_leaf=optimisers.first_bad_leaf(info),
+            learning_rate=learning_rates(hparams, state.update)[0],
             **collected.totals._asdict(),
+            **learned,
         )
         return State(params, target, opt_state, buffer, actors, key, done), metrics
 
-    steps = config.gradient_steps
-    idle = (
-        jnp.zeros(steps),
-        optimisers.Info(jnp.zeros(steps), jnp.full(steps, -1, jnp.int32)),
-    )
+    idle = {
+        "loss": jnp.zeros(()),
+        "grad_norm": jnp.zeros(()),
+        "bad_leaf": jnp.full((), -1, jnp.int32),
+    }
 
     def store(state, taken):
         """Overwrite the oldest rows; blocks never wrap since T * N divides C."""
@@ -242,25 +240,19 @@ def make(
         shape = (config.gradient_steps, config.batch_size)
         rows = jax.random.randint(key, shape, 0, size)
 
-        def descend(carry, indices):
-            params, opt_state = carry
+        def loss(params, indices):
             batch = jax.tree.map(lambda leaf: leaf[indices], buffer)
-            loss, grads = jax.value_and_grad(td_loss)(
-                params, state.target_params, batch, hparams
-            )
-            params, opt_state, info = optimiser.update(
-                grads,
-                opt_state,
-                params,
-                learning_rate(hparams, state.update),
-                hparams.max_grad_norm,
-            )
-            return (params, opt_state), (loss, info)
+            return td_loss(params, state.target_params, batch, hparams), {}
 
-        (params, opt_state), (losses, info) = jax.lax.scan(
-            descend, (state.params, state.opt_state), rows
+        return optimisers.descend(
+            optimiser,
+            loss,
+            state.params,
+            state.opt_state,
+            rows,
+            learning_rates(hparams, state.update),
+            hparams.max_grad_norm,
         )
-        return params, opt_state, losses, info
 
     def td_loss(params, target_params, batch, hparams):
         next_q = network.apply(target_params, batch.next_obs)
@@ -273,10 +265,14 @@ def make(
         q = (network.apply(params, batch.obs) * chosen).sum(-1)
         return 0.5 * jnp.square(q - jax.lax.stop_gradient(target)).mean()
 
-    def learning_rate(hparams, count):
-        if not config.anneal_learning_rate:
-            return jnp.asarray(hparams.learning_rate, jnp.float32)
-        return exploration.linear(hparams.learning_rate, 0.0, count, config.num_updates)
+    def learning_rates(hparams, update):
+        return optimisers.annealed(
+            hparams.learning_rate,
+            0.0 if config.anneal_learning_rate else None,
+            update,
+            config.num_updates,
+            config.gradient_steps,
+        )
 
     def policy(params, obs, key, epsilon=0.0):
         return exploration.epsilon_greedy(key, network.apply(params, obs), epsilon)

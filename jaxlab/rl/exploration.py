@@ -5,7 +5,7 @@ Shapes: `A` actions; leading axes are free.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, ScalarLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray, ScalarLike, Shaped
 
 GREEDY = -1  # stands for "whatever is greedy" in a plan
 
@@ -13,20 +13,20 @@ GREEDY = -1  # stands for "whatever is greedy" in a plan
 def linear(
     start: ScalarLike,
     finish: ScalarLike,
-    step: ScalarLike,
+    step: Shaped[Array, "*S"] | ScalarLike,
     duration: ScalarLike,
-) -> Float[Array, ""]:
+) -> Float[Array, "*S"]:
     """`start + (finish - start) * min(step / duration, 1)`.
 
     Args:
       start: value at step 0.
       finish: value from step `duration` on.
-      step: 0-based count of updates or gradient steps.
+      step: 0-based count of updates or gradient steps; may be an array of them.
       duration: length of the ramp in the unit of `step`; may be fractional. With 0
         the value is `finish` from the start.
 
     Returns:
-      Scalar float32.
+      float32 of the shape of `step`.
     """
     time, length, low, high = (
         jnp.asarray(x, jnp.float32) for x in (step, duration, start, finish)

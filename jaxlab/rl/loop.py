@@ -57,24 +57,26 @@ class Event:
 Hook = Callable[[Event], bool | None]
 
 
-def jit(function: Callable, **options: Any) -> Callable:
-    """`jax.jit` for whole training programs: on CPU, half the time to compile.
+def jit(function: Callable, *, quick: bool = True, **options: Any) -> Callable:
+    """`jax.jit` for the programs around training, on CPU compiled in half the time.
 
-    LLVM's first optimisation level gives the same speed there, since the time goes to
-    matrix products, which are compiled beforehand. Where each core is a device of its
-    own (`seeds.split_cpu`), products are not split over cores a second time.
+    Where each core is a device of its own (`seeds.split_cpu`), matrix products are not
+    split over cores a second time.
 
     Args:
       function: to compile.
+      quick: on CPU, LLVM's first optimisation level: for what runs a few times. False
+        for what runs long: a network's forward pass takes half the time.
       **options: of `jax.jit`.
     """
     if jax.default_backend() != "cpu":
         return jax.jit(function, **options)
-    quick = {
-        "xla_backend_optimization_level": 1,
-        "xla_cpu_multi_thread_eigen": jax.local_device_count() == 1,
+    chosen: dict[str, Any] = {
+        "xla_cpu_multi_thread_eigen": jax.local_device_count() == 1
     }
-    return jax.jit(function, compiler_options=quick, **options)
+    if quick:
+        chosen["xla_backend_optimization_level"] = 1
+    return jax.jit(function, compiler_options=chosen, **options)
 
 
 def chunked(update: Callable, length: int) -> Callable:
@@ -123,7 +125,7 @@ def compiled(
     """
     run = chunked(update, length)
     if num_seeds is None:
-        return jit(run, donate_argnums=0)
+        return jit(run, quick=False, donate_argnums=0)
 
     def many(states, hparams, count):
         # The trip count stays outside the seed axis, or the loop becomes a select.
@@ -134,7 +136,7 @@ def compiled(
         )
         return rows(states, seeds_.repeat(hparams, num_seeds))
 
-    return jit(many, donate_argnums=0)
+    return jit(many, quick=False, donate_argnums=0)
 
 
 def run(

@@ -124,36 +124,75 @@ def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-5) -> Optimiser:
     return clipped(optax.scale_by_adam(b1=b1, b2=b2, eps=eps))
 
 
-def first_bad_leaf(info: Info) -> Int[Array, ""]:
-    """`bad_leaf` of the first of many steps (`info` with a leading axis) with one."""
-    return info.bad_leaf[jnp.argmax(info.bad_leaf >= 0)]
+def descend(
+    optimiser: Optimiser,
+    loss: Callable[[PyTree, PyTree], tuple[Float[Array, ""], dict[str, Array]]],
+    params: PyTree,
+    opt_state: Any,
+    rows: PyTree,
+    learning_rates: Float[Array, "G"],
+    max_norm: ScalarLike,
+) -> tuple[PyTree, Any, dict[str, Array]]:
+    """One gradient step per row of `rows`, in turn.
+
+    Args:
+      optimiser: of this module.
+      loss: `(params, row) -> (value, parts)`; `parts` are scalars for the metrics.
+      params: to start from.
+      opt_state: to start from.
+      rows: arrays `[G, ...]`, for instance indices of minibatches.
+      learning_rates: one per step.
+      max_norm: bound on the gradient's global norm.
+
+    Returns:
+      Parameters, state, and the means over the steps of "loss", "grad_norm" and all
+      parts; "bad_leaf" is that of the first step with a gradient that is not finite,
+      or -1.
+    """
+
+    def step(carry, x):
+        params, opt_state = carry
+        row, learning_rate = x
+        (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(params, row)
+        params, opt_state, info = optimiser.update(
+            grads, opt_state, params, learning_rate, max_norm
+        )
+        parts = parts | {"loss": value, "grad_norm": info.grad_norm}
+        return (params, opt_state), (parts, info.bad_leaf)
+
+    (params, opt_state), (parts, bad) = jax.lax.scan(
+        step, (params, opt_state), (rows, learning_rates)
+    )
+    metrics = jax.tree.map(jnp.mean, parts)
+    return params, opt_state, metrics | {"bad_leaf": bad[jnp.argmax(bad >= 0)]}
 
 
 def annealed(
     start: ScalarLike,
-    finish: float,
+    finish: float | None,
     update: Int[Array, ""],
-    count: Int[Array, ""] | int,
     num_updates: int,
     gradient_steps: int,
-) -> Float[Array, ""]:
-    """A rate that falls linearly over `num_updates * gradient_steps` gradient steps.
+) -> Float[Array, "G"]:
+    """Rates of one update's G gradient steps, falling linearly over the whole run.
 
     Args:
-      start: rate of the first gradient step.
-      finish: rate from the end of the ramp on.
+      start: rate of the run's first gradient step.
+      finish: rate from the end of the ramp on; None: `start` throughout.
       update: updates done before this one.
-      count: gradient steps done within it.
       num_updates: length of the ramp, in updates.
-      gradient_steps: of one update.
+      gradient_steps: G, of one update.
     """
+    if finish is None:
+        return jnp.full(gradient_steps, start, jnp.float32)
+    count = jnp.arange(gradient_steps, dtype=jnp.int32)
     # Saturates first: a counter that never stops growing would wrap.
     done = jnp.minimum(update, num_updates)
     if (num_updates + 1) * gradient_steps < 2**31:
         total = num_updates * gradient_steps
         return exploration.linear(start, finish, done * gradient_steps + count, total)
     # Gradient steps no longer fit into 32 bits; updates do.
-    part = jnp.asarray(count, jnp.float32) / gradient_steps
+    part = count.astype(jnp.float32) / gradient_steps
     done = done.astype(jnp.float32) + part
     return exploration.linear(start, finish, done, float(num_updates))
 

@@ -136,7 +136,6 @@ def make(
         config.truncations_per_rollout,
         env_params,
     )
-    gradient_steps = config.num_epochs * config.num_minibatches
 
     def heads(params, obs):
         outputs = network.apply(params, obs)
@@ -189,7 +188,7 @@ def make(
         params, opt_state, learned = learn(state, hparams, batch, shuffle_key)
         metrics = Metrics(
             update=state.update,
-            learning_rate=learning_rate(hparams, state.update, 0),
+            learning_rate=learning_rates(hparams, state.update)[0],
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -201,32 +200,19 @@ def make(
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
         order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
 
-        def descend(carry, x):
-            params, opt_state = carry
-            indices, count = x
+        def step_loss(params, indices):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], flat)
-            (_, parts), grads = jax.value_and_grad(loss, has_aux=True)(
-                params, minibatch, hparams
-            )
-            params, opt_state, info = optimiser.update(
-                grads,
-                opt_state,
-                params,
-                learning_rate(hparams, state.update, count),
-                hparams.max_grad_norm,
-            )
-            return (params, opt_state), (parts, info)
+            return loss(params, minibatch, hparams)
 
-        (params, opt_state), (parts, info) = jax.lax.scan(
-            descend,
-            (state.params, state.opt_state),
-            (order, jnp.arange(gradient_steps, dtype=jnp.int32)),
+        return optimisers.descend(
+            optimiser,
+            step_loss,
+            state.params,
+            state.opt_state,
+            order,
+            learning_rates(hparams, state.update),
+            hparams.max_grad_norm,
         )
-        metrics = jax.tree.map(jnp.mean, parts) | {
-            "grad_norm": info.grad_norm.mean(),
-            "bad_leaf": optimisers.first_bad_leaf(info),
-        }
-        return params, opt_state, metrics
 
     def loss(params, batch, hparams):
         """Of one minibatch, with its parts for the metrics."""
@@ -256,23 +242,20 @@ def make(
             + hparams.value_weight * parts["value_loss"]
             - hparams.entropy_weight * parts["entropy"]
         )
-        return total, parts | {"loss": total}
+        return total, parts
 
     def _log_prob(logits, action):
         # A sum over a one-hot: the gradient of a gather is a slow scatter on CPU.
         chosen = jax.nn.one_hot(action, env.num_actions, dtype=logits.dtype)
         return (jax.nn.log_softmax(logits) * chosen).sum(axis=-1)
 
-    def learning_rate(hparams, update, count):
-        if not config.anneal_learning_rate:
-            return jnp.asarray(hparams.learning_rate, jnp.float32)
+    def learning_rates(hparams, update):
         return optimisers.annealed(
             hparams.learning_rate,
-            0.0,
+            0.0 if config.anneal_learning_rate else None,
             update,
-            count,
             config.num_updates,
-            gradient_steps,
+            config.num_epochs * config.num_minibatches,
         )
 
     def policy(params, obs, key, epsilon=0.0):

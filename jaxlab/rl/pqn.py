@@ -147,7 +147,6 @@ def make(
         config.truncations_per_rollout,
         env_params,
     )
-    gradient_steps = config.num_epochs * config.num_minibatches
 
     def init(key: PRNGKeyArray, hparams: HParams) -> State:
         del hparams  # nothing in the start depends on them
@@ -193,7 +192,7 @@ def make(
             update=state.update,
             q_mean=collected.steps.extra.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rate(hparams, state.update, 0),
+            learning_rate=learning_rates(hparams, state.update)[0],
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -223,31 +222,19 @@ def make(
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
         order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
 
-        def descend(carry, x):
-            params, opt_state = carry
-            indices, count = x
+        def loss(params, indices):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], flat)
-            loss, grads = jax.value_and_grad(_loss)(params, minibatch)
-            params, opt_state, info = optimiser.update(
-                grads,
-                opt_state,
-                params,
-                learning_rate(hparams, state.update, count),
-                hparams.max_grad_norm,
-            )
-            return (params, opt_state), (loss, info)
+            return _loss(params, minibatch), {}
 
-        (params, opt_state), (losses, info) = jax.lax.scan(
-            descend,
-            (state.params, state.opt_state),
-            (order, jnp.arange(gradient_steps, dtype=jnp.int32)),
+        return optimisers.descend(
+            optimiser,
+            loss,
+            state.params,
+            state.opt_state,
+            order,
+            learning_rates(hparams, state.update),
+            hparams.max_grad_norm,
         )
-        metrics = {
-            "loss": losses.mean(),
-            "grad_norm": info.grad_norm.mean(),
-            "bad_leaf": optimisers.first_bad_leaf(info),
-        }
-        return params, opt_state, metrics
 
     def _loss(params, batch):
         q = network.apply(params, batch.obs)
@@ -255,16 +242,13 @@ def make(
         chosen = jax.nn.one_hot(batch.action, env.num_actions, dtype=q.dtype)
         return 0.5 * jnp.square((q * chosen).sum(-1) - batch.target).mean()
 
-    def learning_rate(hparams, update, count):
-        if not config.anneal_learning_rate:
-            return jnp.float32(hparams.learning_rate)
+    def learning_rates(hparams, update):
         return optimisers.annealed(
             hparams.learning_rate,
-            1e-20,
+            1e-20 if config.anneal_learning_rate else None,
             update,
-            count,
             config.schedule_updates,
-            gradient_steps,
+            config.num_epochs * config.num_minibatches,
         )
 
     def policy(params, obs, key, epsilon=0.0):

@@ -131,7 +131,6 @@ def make(
         config.truncations_per_rollout,
         env_params,
     )
-    gradient_steps = config.num_epochs * config.num_minibatches
 
     def one_step(params, obs, memory, first, last_action):
         q, memories = network.apply(
@@ -230,7 +229,7 @@ def make(
             update=state.update,
             q_mean=values.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rate(hparams, state.update, 0),
+            learning_rate=learning_rates(hparams, state.update)[0],
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
@@ -258,32 +257,20 @@ def make(
             key, config.num_envs, config.num_epochs, config.num_minibatches
         )
 
-        def descend(carry, x):
-            params, opt_state = carry
-            envs, count = x
+        def loss(params, envs):
             minibatch = jax.tree.map(lambda leaf: leaf[:, envs], sequence)
             start = jax.tree.map(lambda leaf: leaf[envs], memory)
-            loss, grads = jax.value_and_grad(_loss)(params, minibatch, start, hparams)
-            params, opt_state, info = optimiser.update(
-                grads,
-                opt_state,
-                params,
-                learning_rate(hparams, state.update, count),
-                hparams.max_grad_norm,
-            )
-            return (params, opt_state), (loss, info)
+            return _loss(params, minibatch, start, hparams), {}
 
-        (params, opt_state), (losses, info) = jax.lax.scan(
-            descend,
-            (state.params, state.opt_state),
-            (order, jnp.arange(gradient_steps, dtype=jnp.int32)),
+        return optimisers.descend(
+            optimiser,
+            loss,
+            state.params,
+            state.opt_state,
+            order,
+            learning_rates(hparams, state.update),
+            hparams.max_grad_norm,
         )
-        metrics = {
-            "loss": losses.mean(),
-            "grad_norm": info.grad_norm.mean(),
-            "bad_leaf": optimisers.first_bad_leaf(info),
-        }
-        return params, opt_state, metrics
 
     def _loss(params, rows, memory, hparams):
         q, memories = network.apply(
@@ -330,16 +317,13 @@ def make(
             hparams.lambda_,
         )
 
-    def learning_rate(hparams, update, count):
-        if not config.anneal_learning_rate:
-            return jnp.asarray(hparams.learning_rate, jnp.float32)
+    def learning_rates(hparams, update):
         return optimisers.annealed(
             hparams.learning_rate,
-            1e-20,
+            1e-20 if config.anneal_learning_rate else None,
             update,
-            count,
             config.num_updates,
-            gradient_steps,
+            config.num_epochs * config.num_minibatches,
         )
 
     def policy(params, memory, obs, first, last_action, key, epsilon=0.0):

@@ -47,18 +47,20 @@ def test_the_goal_cannot_be_a_death():
 
 def test_bonuses_fall_with_the_root_of_the_count():
     env, params = envs.make("Empty-5x5")
-    _, state = env.reset(KEY, params)
+    _, state = jax.jit(env.reset)(KEY, params)
+    visit = jax.jit(functools.partial(wrappers.position_bonus, scale=2.0))
+    act = jax.jit(wrappers.action_bonus)
     counts, action_counts = (
         jnp.zeros((5, 5), jnp.int32),
         jnp.zeros((5, 5, 4, 7), jnp.int32),
     )
     for n in (1, 2, 3):
-        bonus, counts = wrappers.position_bonus(counts, state, scale=2.0)
+        bonus, counts = visit(counts, state)
         assert float(bonus) == pytest.approx(2 / np.sqrt(n))
-        bonus, action_counts = wrappers.action_bonus(action_counts, state, 6)
+        bonus, action_counts = act(action_counts, state, 6)
         assert float(bonus) == pytest.approx(1 / np.sqrt(n))
     assert int(counts[1, 1]) == 3
-    assert float(wrappers.action_bonus(action_counts, state, 5)[0]) == 1
+    assert float(act(action_counts, state, 5)[0]) == 1
 
 
 def test_a_stochastic_action_is_kept_as_often_as_it_should():

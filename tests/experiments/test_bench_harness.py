@@ -66,3 +66,6 @@ def test_the_json_holds_name_figures_unit_and_ratio(tmp_path, monkeypatch, capsy
         ]
     }
     assert "2.00x" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["bench", "--json"])
+    harness.main("train", lambda: [harness.Case("DoorKey navix", 4.0, 2.0, "steps/s")])
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())

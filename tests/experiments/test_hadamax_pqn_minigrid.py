@@ -56,7 +56,9 @@ def test_the_picture_is_pixel_exact(finished):
     task = training.make_task(SMOKE)
     look, _ = envs.make(SMOKE.task, obs="rgb_full", tile_size=16)
     first = jax.tree.map(lambda leaf: leaf[0], task.held_out[1])
-    frame = np.asarray(look.observation(first)).repeat(2, axis=0).repeat(2, axis=1)
+    frame = (
+        np.asarray(jax.jit(look.observation)(first)).repeat(2, axis=0).repeat(2, axis=1)
+    )
     with Image.open(directory / "agent.gif") as picture:
         np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), frame)
 
@@ -113,9 +115,9 @@ def test_the_default_network_has_the_published_number_of_parameters():
 def test_the_one_hot_view_equals_minigrids_wrapper():
     env, params = envs.make(SMOKE.task)
     one_hot, _ = envs.make(SMOKE.task, obs="onehot_partial")
-    obs, state = env.reset(jax.random.key(3), params)
+    obs, state = jax.jit(env.reset)(jax.random.key(3), params)
     np.testing.assert_array_equal(
-        training.one_hot(obs[None])[0], one_hot.observation(state)
+        training.one_hot(obs[None])[0], jax.jit(one_hot.observation)(state)
     )
 
 

@@ -15,7 +15,12 @@ def _float64():
         yield
 
 
-@functools.partial(jax.jit, static_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=0)
+def _start(init, game):
+    return init(game)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _advance(update, game, state, steps):
     return algorithm_lib.advance(update, game, state, steps)
 
@@ -32,7 +37,7 @@ def _never(*_):
 
 def trajectory(game, algorithm, points, state=None):
     """`(iteration, Logged, state)` at each point, as one growing run."""
-    state = algorithm.init(game) if state is None else state
+    state = _start(algorithm.init, game) if state is None else state
     for point in points:
         steps = point - int(state.iteration)
         state = _advance(algorithm.update, game, state, steps)

@@ -91,7 +91,7 @@ def test_a_frozen_reference_leads_to_the_saddle_point(
     game = games.kuhn()
     saddle = saddles(oracles)[f"gamma={gamma:g},mu={mu:g},ref=uniform"]
     algorithm = games.rtcfr_plus(mu, gamma, moving=False)
-    state = algorithm.init(game)
+    state = jax.jit(algorithm.init)(game)
     state = solving.perturbed(state, game, jax.random.key(1), start)
     *_, (_, logged, state) = trajectory(game, algorithm, [5000], state)
     named = games.named_strategy(game, algorithm.last(state, game))
@@ -134,7 +134,7 @@ def test_larger_starts_are_slower_and_smoother(theta, oracles, trajectory):
     rows = [r for r in stored[f"kuhn3 theta0={theta:g}"]["nc"] if r[0] <= 500]
     game = games.kuhn()
     algorithm = games.rtcfr_plus(1e-2, 1e-3, moving=False, compat="official")
-    state = algorithm.init(game)
+    state = jax.jit(algorithm.init)(game)
     players = tuple(
         own | {"regret": jax.tree.map(lambda r: r + theta, own["regret"])}
         for own in state.players

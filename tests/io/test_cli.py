@@ -222,6 +222,15 @@ def wait_for(path, process):
     raise AssertionError(f"{path} never came")
 
 
+def test_a_reader_who_leaves_early_is_no_error():
+    process = child("--help")
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert not error
+    process.stderr.close()
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on_and_the_end_is_bit_identical(inside):
     flags = ["--chunks", 6, "--pause", 0.4, "--out", "parts"]
     process = child(*flags)

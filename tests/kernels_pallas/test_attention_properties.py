@@ -128,7 +128,7 @@ def test_keys_behind_kv_len_may_be_nan():
 
 def test_list_order_does_not_matter():
     q, k, v, _ = draw()
-    indices, counts, _, _ = kp.block_lists(jnp.ones((B, 1, NQ, NK), bool))
+    indices, counts, *_ = jax.jit(kp.block_lists)(jnp.ones((B, 1, NQ, NK), bool))
     f = jax.jit(functools.partial(kp.block_sparse_attention, block_q=8, block_k=8))
     forward = f(q, k, v, indices=indices, counts=counts)
     close(forward, f(q, k, v, indices=indices[..., ::-1], counts=counts), 1e-6)

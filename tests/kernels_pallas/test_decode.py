@@ -36,7 +36,7 @@ def arguments(case, paged, selected, dtype):
     if paged:
         options["page_table"] = jnp.asarray(case["page_table"])
     if selected:
-        indices, counts, _, _ = kp.block_lists(jnp.asarray(case["block_sel"]))
+        indices, counts, _, _ = jax.jit(kp.block_lists)(case["block_sel"])
         options |= dict(block_indices=indices, block_counts=counts)
     return (q, k, v), options
 

@@ -39,14 +39,16 @@ def test_padding_repeats_the_last_active_block(lists):
 
 def test_the_oracle_pads_the_same_way(oracles):
     case = np.load(oracles / "kernels_pallas" / "block_sparse_causal.npz")
-    indices, counts, _, _ = kp.block_lists(jnp.asarray(case["block_mask"]))
+    indices, counts, _, _ = jax.jit(kp.block_lists)(case["block_mask"])
     np.testing.assert_array_equal(counts, case["block_counts"])
     np.testing.assert_array_equal(indices, case["block_indices"])
 
 
 def test_a_mask_survives_the_way_through_lists(lists):
-    np.testing.assert_array_equal(block_mask(lists[0], lists[1], 7), MASK)
-    for mine, theirs in zip(column_lists(*lists[:2], 7), lists[2:], strict=True):
+    back = jax.jit(lambda *rows: (block_mask(*rows, 7), column_lists(*rows, 7)))
+    mask, columns = back(*lists[:2])
+    np.testing.assert_array_equal(mask, MASK)
+    for mine, theirs in zip(columns, lists[2:], strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -66,6 +68,9 @@ def test_lists_may_be_wider_than_the_mask():
     np.testing.assert_array_equal(counts, [1])
 
 
+CHECKED = jax.jit(checkify.checkify(lambda *lists: kp.check_block_lists(*lists, 7)))
+
+
 @pytest.mark.parametrize(
     ("indices", "counts", "error"),
     [
@@ -78,10 +83,7 @@ def test_lists_may_be_wider_than_the_mask():
     ],
 )
 def test_wrong_lists_are_caught_in_debug_mode(indices, counts, error):
-    def check(indices, counts):
-        kp.check_block_lists(indices, counts, 7)
-
-    found, _ = checkify.checkify(check)(jnp.array(indices), jnp.array(counts))
+    found, _ = CHECKED(jnp.array(indices), jnp.array(counts))
     message = found.get()
     assert message is None if error is None else error in message
 

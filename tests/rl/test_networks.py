@@ -111,9 +111,7 @@ class Staged(nnx.Module):
         self.net = networks.Hadamax(shape, num_actions, rngs=rngs)
 
     def __call__(self, obs):
-        stages = self.net.stages(obs)
-        features = self.net.dense(stages[-1].reshape(obs.shape[0], -1))
-        return [*stages, features, self.net.head(features)]
+        return [*self.net.stages(obs), self.net.features(obs), self.net(obs)]
 
 
 # Sizes -------------------------------------------------------------------------------
@@ -150,7 +148,7 @@ def test_output_is_float32_and_one_row_per_observation():
     [(3, 1, "SAME"), (4, 1, "SAME"), (3, 1, "VALID"), (4, 2, "VALID"), (3, 3, "SAME")],
 )
 def test_im2col_is_the_convolution_and_so_are_its_gradients(kernel, stride, padding):
-    x = jax.random.normal(jax.random.key(0), (2, 11, 8, 3))
+    x = jax.random.normal(jax.random.key(0), (3, 11, 8, 2))
     w = jax.random.normal(jax.random.key(1), (kernel, kernel, 3, 5)) / kernel
 
     def loss(implementation):
@@ -169,7 +167,7 @@ def test_im2col_is_the_convolution_and_so_are_its_gradients(kernel, stride, padd
 
 
 def test_the_convolution_is_chosen_by_the_platform_it_is_lowered_for():
-    x, w = jnp.zeros((1, 8, 8, 3)), jnp.zeros((3, 3, 3, 4))
+    x, w = jnp.zeros((3, 8, 8, 1)), jnp.zeros((3, 3, 3, 4))
     traced = jax.jit(jax.grad(lambda x, w: networks.convolve(x, w).sum())).trace(x, w)
     for platform, convolutions in [("cpu", False), ("cuda", True), ("tpu", True)]:
         text = traced.lower(lowering_platforms=(platform,)).as_text()
@@ -178,7 +176,7 @@ def test_the_convolution_is_chosen_by_the_platform_it_is_lowered_for():
 
 @pytest.mark.parametrize(("window", "stride"), [(2, 2), (4, 4), (3, 1), (3, 2), (1, 1)])
 def test_pooling_is_reduce_window_with_same_padding(window, stride):
-    x = jax.random.normal(jax.random.key(0), (2, 7, 10, 3)) - 3
+    x = jax.random.normal(jax.random.key(0), (3, 7, 10, 2)) - 3
     dims, strides = (1, window, window, 1), (1, stride, stride, 1)
     expected = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, dims, strides, "SAME")
     np.testing.assert_array_equal(networks.pool(x, window, stride, "max"), expected)
@@ -192,23 +190,31 @@ def test_pooling_is_reduce_window_with_same_padding(window, stride):
 
 
 def test_layer_norm_is_flaxs_over_channels_only():
-    x = 3 * jax.random.normal(jax.random.key(0), (2, 4, 5, 6)) + 1
+    x = 3 * jax.random.normal(jax.random.key(0), (6, 4, 5, 2)) + 1
     ours = networks.LayerNorm((6,))(x)
-    theirs = nnx.LayerNorm(6, rngs=nnx.Rngs(0))(x)
+    theirs = nnx.LayerNorm(6, rngs=nnx.Rngs(0))(x.T).T
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     # Over space as well (one anchor), moving a pixel would change its neighbours.
-    moved = networks.LayerNorm((6,))(x.at[0, 0, 0].add(100.0))
-    np.testing.assert_array_equal(moved[0, 1:], ours[0, 1:])
+    moved = networks.LayerNorm((6,))(x.at[:, 0, 0, 0].add(jnp.arange(6.0)))
+    np.testing.assert_array_equal(moved[:, 1:], ours[:, 1:])
+
+
+def test_branches_are_normalised_apart():
+    x = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    together = networks.LayerNorm((2, 6))(x)
+    for branch, alone in zip(x, together, strict=True):
+        expected = networks.LayerNorm((6,))(branch)
+        np.testing.assert_allclose(alone, expected, atol=1e-6)
 
 
 def test_a_merged_convolution_is_two_convolutions():
     rngs = nnx.Rngs(0)
     init = nnx.initializers.xavier_normal()
     conv = networks.Conv(3, 4, 3, branches=2, kernel_init=init, rngs=rngs)
-    x = jax.random.normal(jax.random.key(1), (2, 5, 5, 3))
+    x = jax.random.normal(jax.random.key(1), (3, 5, 5, 2))
     kernel = conv.kernel[...]
     halves = [networks.convolve(x, kernel[..., i : i + 4]) for i in (0, 4)]
-    np.testing.assert_allclose(conv(x), jnp.concatenate(halves, -1), atol=1e-5)
+    np.testing.assert_allclose(conv(x), jnp.concatenate(halves), atol=1e-5)
     # The spread of each half is that of a convolution with 4 outputs, not 8.
     half, whole = np.sqrt(2 / (9 * (3 + 4))), np.sqrt(2 / (9 * (3 + 8)))
     assert kernel.std() - whole > abs(kernel.std() - half)
@@ -266,7 +272,7 @@ def test_the_product_is_taken_before_the_pooling():
     config = HadamaxConfig.minatar(channels=(2, 2))
     net, params = network(Parts, config, shape=X.shape[1:])
     got, activated = jax.jit(net.apply)(params, X)
-    a, b = jnp.moveaxis(activated, 3, 0)
+    a, b = activated
     expected = (a * b).reshape(2, 5, 2, 5, 2, 2).max((2, 4))
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
@@ -276,8 +282,9 @@ class Parts(nnx.Module):
         self.block = networks.Hadamax(shape, 3, config, rngs=rngs).block1
 
     def __call__(self, x):
-        y = self.block.conv(x)
-        return self.block(x), nnx.gelu(self.block.norm(y.reshape(*y.shape[:3], 2, -1)))
+        y = self.block.conv(x.T)
+        activated = nnx.gelu(self.block.norm(y.reshape(2, -1, *y.shape[1:])))
+        return self.block(x.T), activated
 
 
 def test_a_small_head_starts_near_zero():

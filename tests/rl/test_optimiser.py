@@ -102,7 +102,7 @@ def test_an_annealed_rate_never_rises_where_gradient_steps_pass_32_bits():
     updates, steps = 2**31 - 1, 64
     each = [0, 2**25, 2**30, 2**31 - 2]
     rates = [
-        float(optimiser.annealed(1.0, 0.0, jnp.int32(u), jnp.int32(63), updates, steps))
+        float(optimiser.annealed(1.0, 0.0, jnp.int32(u), updates, steps)[63])
         for u in each
     ]
     np.testing.assert_allclose(rates, [1 - u / updates for u in each], atol=1e-6)

@@ -60,15 +60,19 @@ class _CNN(nnx.Module):
         self.activation, self.obs_scale = activation, obs_scale
 
     def features(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B F"]:
-        x = obs.astype(jnp.float32)
+        return self._features(obs).T
+
+    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
+        return self.head(self._features(obs))
+
+    def _features(self, obs):
+        x = obs.transpose(3, 1, 2, 0).astype(jnp.float32)
         x = x * self.obs_scale if self.obs_scale != 1 else x
         for i in range(1, self.depth + 1):
             y = getattr(self, f"conv{i}")(x)
             x = ACTIVATIONS[self.activation](getattr(self, f"norm{i}")(y))
-        return self.dense(x.reshape(x.shape[0], -1))
-
-    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
-        return self.head(self.features(obs))
+        x = x.transpose(1, 2, 0, 3)
+        return self.dense(x.reshape(-1, x.shape[-1]))
 
 
 class MinAtarCNN(_CNN):

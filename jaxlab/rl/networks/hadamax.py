@@ -1,6 +1,7 @@
 """The Hadamax encoder: products of parallel convolutions, then max-pooling.
 
-Shapes: `B` batch, `H, W` space, `C` channels, `A` actions.
+Shapes: `B` batch, `H, W` space, `C` channels, `A` actions; inside, features first and
+the batch last, see `layers`.
 
     a = GELU(LN_a(conv_a(x)));   b = GELU(LN_b(conv_b(x)))
     y = max_pool(a * b)
@@ -12,6 +13,7 @@ Source: Kooi et al. 2025, "Hadamax Encoding", and its released code.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -177,7 +179,7 @@ class Hadamax(nnx.Module):
             setattr(self, f"block{i + 1}", block)
             channels = block.out_features
         example = jax.ShapeDtypeStruct((1, *obs_shape), jnp.float32)
-        flat = jax.eval_shape(self.flatten, example).shape[-1]
+        flat, _ = jax.eval_shape(self._flatten, example).shape
         self.dense = Dense(
             flat,
             c.features,
@@ -191,8 +193,24 @@ class Hadamax(nnx.Module):
         self.head = Head(c.features, num_actions, c.head_scale, rngs=rngs)
 
     def stages(self, obs: Shaped[Array, "B H W C"]) -> list[Array]:
-        """The output of every block, in order."""
-        x = obs.astype(jnp.float32)
+        """The output of every block, `[B, h, w, C]`, in order."""
+        return [y.transpose(3, 1, 2, 0) for y in self._blocks(obs)]
+
+    def features(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B F"]:
+        return self._features(obs).T
+
+    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
+        return self.head(self._features(obs))
+
+    def _features(self, obs):
+        return self.dense(self._flatten(obs))
+
+    def _flatten(self, obs):
+        last = self._blocks(obs)[-1].transpose(1, 2, 0, 3)
+        return last.reshape(-1, last.shape[-1])
+
+    def _blocks(self, obs):
+        x = obs.transpose(3, 1, 2, 0).astype(jnp.float32)
         x = x * self.config.obs_scale if self.config.obs_scale != 1 else x
         x = x if self.config.embedding is None else self.embed(x)
         outputs = []
@@ -200,16 +218,6 @@ class Hadamax(nnx.Module):
             x = getattr(self, f"block{i + 1}")(x)
             outputs.append(x)
         return outputs
-
-    def flatten(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B D"]:
-        last = self.stages(obs)[-1]
-        return last.reshape(last.shape[0], -1)
-
-    def features(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B F"]:
-        return self.dense(self.flatten(obs))
-
-    def __call__(self, obs: Shaped[Array, "B H W C"]) -> Float[Array, "B A"]:
-        return self.head(self.features(obs))
 
 
 class Block(nnx.Module):
@@ -248,26 +256,23 @@ class Block(nnx.Module):
         concat = config.combine == "concat"
         self.out_features = features * (config.branches if concat else 1)
 
-    def __call__(self, x: Float[Array, "B H W I"]) -> Float[Array, "B h w O"]:
+    def __call__(self, x: Float[Array, "I H W B"]) -> Float[Array, "F h w B"]:
         y = self.conv(x)
-        batch, height, width, wide = y.shape
-        y = y.reshape(batch, height, width, self.config.branches, -1)
+        branches, space = self.config.branches, y.shape[1:]
+        y = y.reshape(branches, -1, *space)
         y = ACTIVATIONS[self.config.activation](
             y if self.norm is None else self.norm(y)
         )
         if self.config.combine_after_pool:
-            y = self._pool(y.reshape(batch, height, width, wide))
-            return self._combine(y.reshape(*y.shape[:3], self.config.branches, -1))
+            y = self._pool(y.reshape(-1, *space))
+            return self._combine(y.reshape(branches, -1, *y.shape[1:]))
         return self._pool(self._combine(y))
 
     def _combine(self, y):
-        branches = [y[..., i, :] for i in range(self.config.branches)]
         if self.config.combine == "concat":
-            return jnp.concatenate(branches, axis=-1)
-        y = branches[0]
-        for branch in branches[1:]:
-            y = y * branch if self.config.combine == "product" else y + branch
-        return y
+            return jnp.concatenate(y)
+        operation = jnp.multiply if self.config.combine == "product" else jnp.add
+        return functools.reduce(operation, y)
 
     def _pool(self, y):
         kind = "avg" if self.config.pooling == "avg" else "max"

@@ -49,12 +49,15 @@ class MLP(nnx.Module):
         self.obs_scale = obs_scale
 
     def features(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B F"]:
-        x = obs.reshape(obs.shape[0], -1).astype(jnp.float32)
+        return self._features(obs).T
+
+    def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B A"]:
+        features = self._features(obs)
+        return features.T if self.head is None else self.head(features)
+
+    def _features(self, obs):
+        x = obs.reshape(obs.shape[0], -1).T.astype(jnp.float32)
         x = x * self.obs_scale if self.obs_scale != 1 else x
         for i in range(1, self.depth + 1):
             x = getattr(self, f"dense{i}")(x)
         return x
-
-    def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B A"]:
-        features = self.features(obs)
-        return features if self.head is None else self.head(features)

@@ -115,9 +115,8 @@ class Recurrent(nnx.Module):
             return memory, memory
 
         _, memories = jax.lax.scan(step, memory, (projected, first))
-        return self.head(memories[-1].reshape(steps * batch, -1)).reshape(
-            steps, batch, -1
-        ), memories
+        q = self.head(memories[-1].reshape(steps * batch, -1).T)
+        return q.reshape(steps, batch, -1), memories
 
 
 class _Cell(nnx.Module):
