@@ -8,13 +8,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxlab import games, io, rl
+    from jaxlab import games, io, rl, smc
 
     __version__: str
 
-__all__ = ["__version__", "games", "io", "rl"]
+__all__ = ["__version__", "games", "io", "rl", "smc"]
 
-_AREAS = ("games", "io", "rl")
+_AREAS = ("games", "io", "rl", "smc")
 
 
 def __getattr__(name: str):

@@ -1,0 +1,105 @@
+"""Run a per-data-set function over many data sets in bounded memory.
+
+Shapes: `N` data sets, `C` of them at a time, `T` temperature steps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array
+
+from jaxlab.smc.eig.result import Curves, Sample
+
+
+def check_design(xi: Any) -> Array:
+    """The design as a floating-point array, whose dtype the computation takes.
+
+    Raises:
+      TypeError: for integers, in which nothing could be computed.
+    """
+    xi = jnp.asarray(xi)
+    if not jnp.issubdtype(xi.dtype, jnp.floating):
+        raise TypeError(
+            f"xi has dtype {xi.dtype}; it is that of the whole computation, pass floats"
+        )
+    return xi
+
+
+def run(
+    function: Callable,
+    shared: Any,
+    keys: Any,
+    u: Any,
+    noise: Any,
+    *,
+    chunk: int,
+    mesh: Mesh | None = None,
+) -> tuple[Sample, Curves]:
+    """`function(shared, key, u, noise) -> Sample, accept [T], increments [T]`.
+
+    Chunks run one after another, data sets of a chunk together; each data set has its
+    own key, so the result does not depend on the chunking. With a mesh the data sets
+    are split over its first axis.
+
+    Raises:
+      ValueError: if the devices do not divide the data sets, or `chunk < 1`.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1 data set")
+    num = u.shape[0]
+
+    def local(shared, keys, u, noise):
+        return _in_chunks(function, shared, (keys, u, noise), chunk)
+
+    if mesh is None:
+        samples, sums = local(shared, keys, u, noise)
+    else:
+        # Automatic axes: explicit ones would want the arguments sharded beforehand.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
+        axis = mesh.axis_names[0]
+        if num % mesh.shape[axis]:
+            raise ValueError(
+                f"n_outer={num} must be a multiple of the {mesh.shape[axis]} devices "
+                f"of mesh axis {axis!r}"
+            )
+
+        def sharded(*args):
+            samples, sums = local(*args)
+            return samples, jax.lax.psum(sums, axis)
+
+        split, whole = PartitionSpec(axis), PartitionSpec()
+        samples, sums = jax.shard_map(
+            sharded,
+            mesh=mesh,
+            in_specs=(whole, split, split, split),
+            out_specs=(split, whole),
+            check_vma=False,
+        )(shared, keys, u, noise)
+    accept, work, squares = (x / num for x in sums)
+    work_sd = jnp.sqrt(jnp.maximum(squares - work * work, 0.0))
+    return samples, Curves(accept, work_sd)
+
+
+def _in_chunks(function, shared, xs, chunk):
+    num = xs[1].shape[0]
+    chunk = min(chunk, num)
+
+    def batch(xs):
+        samples, accept, work = jax.vmap(lambda *x: function(shared, *x))(*xs)
+        # Only sums leave the chunk: [N, T] curves would grow with N.
+        return samples, (accept.sum(0), work.sum(0), (work * work).sum(0))
+
+    whole = num // chunk
+    parts = jax.tree.map(lambda x: x[: whole * chunk], xs)
+    parts = jax.tree.map(lambda x: x.reshape(whole, chunk, *x.shape[1:]), parts)
+    samples, sums = jax.lax.map(batch, parts)
+    samples = jax.tree.map(lambda x: x.reshape(whole * chunk, *x.shape[2:]), samples)
+    sums = jax.tree.map(lambda x: x.sum(0), sums)
+    if whole * chunk < num:
+        rest = batch(jax.tree.map(lambda x: x[whole * chunk :], xs))
+        samples = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), samples, rest[0])
+        sums = jax.tree.map(jnp.add, sums, rest[1])
+    return samples, sums

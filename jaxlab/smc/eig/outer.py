@@ -1,0 +1,94 @@
+"""Outer points of a nested estimator: pairs (latent, noise), plain or quasi-random.
+
+Shapes: `N` data sets, `d` latent coordinates, `m` noise coordinates, `R` replicates.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt
+from scipy.stats import qmc
+
+BITS = 30
+KINDS = ("iid", "rqmc")
+
+
+def check(num: int, kind: str, replicates: int) -> None:
+    """Refuse sizes for which the error bar would be wrong.
+
+    Raises:
+      ValueError: unknown kind; fewer than two points; for "rqmc" fewer than two
+        replicates, or `num / replicates` not a power of two.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"outer={kind!r} must be one of {KINDS}")
+    if num < 2:
+        raise ValueError(f"n_outer={num} must be at least 2 to give a standard error")
+    if kind == "rqmc":
+        each = num // max(replicates, 1)
+        if replicates < 2 or each * replicates != num or each & (each - 1):
+            raise ValueError(
+                f"n_outer={num} must be replicates={replicates} (at least 2) times a "
+                "power of two; scrambled Sobol nets have no other sizes"
+            )
+
+
+def draw(
+    key, num: int, dim: int, noise_dim: int, kind: str, replicates: int, dtype
+) -> tuple[Float[Array, "N d"], Float[Array, "N m"]]:
+    """Standard-normal latents and noises, the same for every design under one key.
+
+    "rqmc" stacks `replicates` independently scrambled Sobol nets; the latent takes
+    the first coordinates, which are the best distributed.
+    """
+    check(num, kind, replicates)
+    if kind == "iid":
+        z = jax.random.normal(key, (num, dim + noise_dim), dtype)
+    else:
+        each = num // replicates
+        z = jax.vmap(lambda k: sobol_normal(k, each, dim + noise_dim, dtype))(
+            jax.random.split(key, replicates)
+        ).reshape(num, dim + noise_dim)
+    return z[:, :dim], z[:, dim:]
+
+
+def sobol_normal(key, num: int, dim: int, dtype=jnp.float32) -> Float[Array, "N D"]:
+    """`num` (a power of two) scrambled Sobol points, mapped to N(0, I).
+
+    Points of the upper half are mirrored before the inverse normal, so both tails have
+    the full resolution of the integers.
+    """
+    points = scramble(key, jnp.asarray(_sobol_integers(num, dim)))
+    upper = points >= jnp.uint32(1 << (BITS - 1))
+    mirrored = jnp.where(upper, jnp.uint32((1 << BITS) - 1) - points, points)
+    p = (mirrored.astype(dtype) + 0.5) * 2.0**-BITS
+    z = jax.scipy.special.ndtri(p)
+    return jnp.where(upper, -z, z)
+
+
+def scramble(key, points: UInt[Array, "N D"]) -> UInt[Array, "N D"]:
+    """Random linear matrix scramble and digital shift (Matousek 1998).
+
+    Each coordinate's bits are multiplied by its own random lower-triangular matrix
+    with unit diagonal, then shifted: every point becomes uniform, the net stays a net.
+    """
+    key_matrix, key_shift = jax.random.split(key)
+    dim = points.shape[1]
+    columns = jax.random.bits(key_matrix, (BITS, dim), jnp.uint32)
+    shift = jax.random.bits(key_shift, (dim,), jnp.uint32)
+    result = jnp.broadcast_to(shift & jnp.uint32((1 << BITS) - 1), points.shape)
+    for bit in range(BITS):
+        weight = 1 << (BITS - 1 - bit)
+        column = (columns[bit] & jnp.uint32(weight - 1)) | jnp.uint32(weight)
+        is_set = (points & jnp.uint32(weight)) != 0
+        result = result ^ jnp.where(is_set, column[None, :], jnp.uint32(0))
+    return result
+
+
+@functools.lru_cache(maxsize=8)
+def _sobol_integers(num, dim):
+    net = qmc.Sobol(dim, scramble=False, bits=BITS).random_base2(int(math.log2(num)))
+    return np.round(net * 2.0**BITS).astype(np.uint32)

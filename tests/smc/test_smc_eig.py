@@ -1,0 +1,472 @@
+"""Information gains against exact and stored values, and everything that must not
+matter: chunking, batching, devices.
+
+Every variant is a program of its own and takes seconds to compile: most tests read
+results of the same few cached runs, and the rest are marked slow.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlab import smc
+from jaxlab.smc import eig, pilot
+from jaxlab.smc.eig.result import Curves, summarise
+from jaxlab.smc.models import linear_gaussian as lg
+
+SLOW = pytest.mark.slow
+SMALL = smc.Config(n_temps=60, n_moves=4, pilot_draws=64)
+XI = (-1.0, -1 / 3, 1 / 3, 1.0)
+
+
+@functools.cache
+def run(method="estimate", seed=0, **options):
+    model, xi = smc.models.get("lg", sigma=1.0), jnp.asarray(XI, jnp.float32)
+    return getattr(eig, method)(jax.random.key(seed), model, xi, **options)
+
+
+@functools.cache
+def small(**options):
+    return run(config=dataclasses.replace(SMALL, **options), n_outer=512)
+
+
+exact_eig = jax.jit(lambda xi: lg.exact_eig(xi, 1.0))
+EXACT = 2.0197148  # of the exact formula, as the first test checks
+
+
+def close(result, exact, bias=0.0):
+    return abs(float(result.value) - exact) <= 3.5 * float(result.se) + bias
+
+
+def test_mid_is_right_and_sandwiched():
+    np.testing.assert_allclose(exact_eig(jnp.asarray(XI)), EXACT, rtol=1e-5)
+    result = small()
+    assert close(result, EXACT)
+    assert result.lower < EXACT < result.upper
+    assert not result.guarded
+    middle = 0.5 * (result.lower + result.upper)  # outliers apart
+    np.testing.assert_allclose(result.value, middle, atol=0.05)
+    assert int(result.n_outliers) < 0.02 * 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "evals"),
+    [
+        ({}, 2 * (1 + 59 * 4)),
+        pytest.param({"estimator": "rev"}, 1 + 59 * 4, marks=SLOW),
+        pytest.param({"estimator": "ti"}, 1 + 60 * 4, marks=SLOW),
+        pytest.param({"k_forward": 3}, 4 * (1 + 59 * 4), marks=SLOW),
+    ],
+    ids=["mid", "rev", "ti", "mid three forward"],
+)
+def test_evaluations_are_counted_exactly(fields, evals):
+    result = small(**fields)
+    np.testing.assert_array_equal(result.samples.n_evals, evals)
+    assert result.overhead == 64 * 5
+    assert result.n_evals == 512 * evals + 64 * 5
+
+
+@pytest.mark.slow
+def test_growing_population_stays_a_lower_bound_and_is_counted():
+    result = small(estimator="rev", growth=2.0**0.05, k_max=4)
+    sizes = [1] * 20 + [2] * 20 + [4] * 19  # the last of 60 steps does not move
+    np.testing.assert_array_equal(result.samples.n_evals, 1 + 4 * sum(sizes))
+    assert result.value < EXACT + 3 * result.se
+    assert close(result, EXACT, bias=0.25)
+
+
+@pytest.mark.slow
+def test_thermodynamic_and_bennett_estimates_are_right():
+    assert close(small(estimator="ti"), EXACT, bias=0.1)
+    bar = small(estimator="bar", k_init=4, k_max=4, ess_threshold=0.0)
+    assert close(bar, EXACT, bias=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["mala", "slice", "laplace_rw"])
+def test_other_kernels_agree(kernel):
+    result = small(kernel=kernel)
+    assert close(result, EXACT)
+    if kernel == "slice":  # its evaluations vary and are counted one by one
+        assert len(np.unique(result.samples.n_evals)) > 5
+
+
+@pytest.mark.slow
+def test_measured_schedule_has_the_length_of_theory(gold):
+    model, design, _ = gold["lg_a"]
+    config = smc.Config(schedule="pilot", covariance="pilot", pilot_moves=5)
+    tuning = jax.jit(pilot.tune, static_argnums=(1, 3))(
+        jax.random.key(0), model, jnp.asarray(design, jnp.float32), config
+    )
+    np.testing.assert_allclose(tuning.length, 8.3917, rtol=0.1)
+    assert tuning.n_evals == 16 * 128 * (1 + 24 * 5)
+    assert tuning.params.shape == (201, 4, 4)
+    assert jnp.isfinite(tuning.params).all()
+
+
+def test_linear_schedule_of_a_linear_model_has_the_exact_length(gold):
+    model, design, _ = gold["lg_a"]
+    tuning = jax.jit(pilot.tune, static_argnums=(1, 3))(
+        jax.random.key(0), model, jnp.asarray(design, jnp.float32), smc.Config()
+    )
+    np.testing.assert_allclose(tuning.length, 8.3917, rtol=0.005)
+    # Proposals of a linear model are the tempered posterior covariances.
+    beta = tuning.betas[100]
+    _, covariance = jax.jit(lg.tempered_posterior)(
+        beta, jnp.zeros(4), jnp.asarray(design, jnp.float32)
+    )
+    chol = np.asarray(jax.jit(pilot.Tuning.at)(tuning, beta)) / (2.38 / 2)
+    np.testing.assert_allclose(chol @ chol.T, covariance, rtol=2e-2, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tuning_can_be_used_again_and_is_not_charged_twice():
+    model, xi = smc.models.get("lg", sigma=1.0), jnp.asarray(XI, jnp.float32)
+    tuning = pilot.tune(jax.random.key(3), model, xi, SMALL)
+    result = eig.estimate(
+        jax.random.key(0), model, xi, SMALL, n_outer=512, tuning=tuning
+    )
+    assert result.overhead == 0
+    assert close(result, EXACT)
+
+
+def test_two_devices_and_small_chunks_give_what_one_large_chunk_gives():
+    mesh = jax.make_mesh((2,), ("datasets",))
+    split = run(config=SMALL, n_outer=512, mesh=mesh, chunk=100)  # two and a rest each
+    whole = small()
+    assert len(split.samples.log_z.sharding.device_set) == 2
+    np.testing.assert_allclose(
+        split.samples.log_z, whole.samples.log_z, rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(split.value, whole.value, rtol=1e-5)
+    np.testing.assert_allclose(split.accept, whole.accept, rtol=1e-3)
+    np.testing.assert_allclose(split.work_sd, whole.work_sd, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="n_outer=511 must be a multiple of the 2"):
+        run(config=SMALL, n_outer=511, mesh=mesh)
+
+
+@functools.cache
+def batch():
+    model = smc.models.get("lg", sigma=1.0)
+    other = (-1.0, -0.9, 0.9, 1.0)
+    designs = jnp.asarray([XI, other, XI, other], jnp.float32)
+    return designs, eig.estimate_batch(
+        jax.random.key(0), model, designs, SMALL, n_outer=512, design_chunk=2
+    )
+
+
+def test_a_batch_of_designs_is_a_loop():
+    designs, results = batch()
+    assert results.value.shape == (4,)
+    np.testing.assert_allclose(results.value[0], small().value, rtol=1e-4)
+    exact = [float(exact_eig(xi)) for xi in designs]
+    np.testing.assert_allclose(results.value, exact, atol=4 * results.se.max())
+
+
+def test_common_random_numbers_sharpen_differences():
+    designs, results = batch()
+    difference, se = eig.paired_difference(results, 0, 1)
+    exact = float(exact_eig(designs[0])) - float(exact_eig(designs[1]))
+    assert abs(difference - exact) < 4 * se
+    assert se < 0.7 * math.hypot(results.se[0], results.se[1])
+    same, zero = eig.paired_difference(results, 0, 2)
+    np.testing.assert_allclose([same, zero], 0, atol=1e-5)
+
+
+def test_one_program_serves_other_keys_and_designs():
+    model = smc.models.get("lg", sigma=1.0)
+    small()
+    compiled = eig.annealed._estimate._cache_size()
+    for seed in range(2):
+        xi = jax.random.uniform(jax.random.key(seed), (4,))
+        eig.estimate(jax.random.key(seed), model, xi, SMALL, n_outer=512)
+    assert eig.annealed._estimate._cache_size() == compiled
+
+
+@pytest.mark.slow
+def test_quasi_random_outer_points_cut_the_error():
+    plain = small()
+    quasi = run(config=SMALL, n_outer=512, outer="rqmc")
+    assert close(quasi, EXACT, bias=0.02)
+    assert quasi.se < plain.se
+
+
+@pytest.mark.slow
+def test_control_variate_keeps_the_value_and_cuts_the_error():
+    plain = small()
+    better = run(config=SMALL, n_outer=512, control_variate=True)
+    assert 0 < better.control <= 1.1
+    assert better.se < plain.se
+    assert close(better, EXACT)
+
+
+@pytest.mark.slow
+def test_second_chains_measure_the_inner_error():
+    result = run(config=SMALL, n_outer=512, anova=256)
+    free = small()
+    np.testing.assert_allclose(result.sigma_w, free.sigma_w, rtol=0.25)
+    assert result.overhead == free.overhead + 256 * int(free.samples.n_evals[0])
+    total = np.var(eig.contributions(result), ddof=1)
+    np.testing.assert_allclose(result.sigma_b**2 + result.sigma_w**2, total, rtol=1e-4)
+    with pytest.raises(ValueError, match="anova=600 must lie between 0 and n_outer"):
+        run(config=SMALL, n_outer=512, anova=600)
+
+
+@pytest.mark.slow
+def test_a_wide_gap_falls_back_to_the_lower_bound_and_says_so(gold):
+    model, design, _ = gold["lg_a"]
+    result = eig.estimate(
+        jax.random.key(0),
+        model,
+        jnp.asarray(design, jnp.float32),
+        dataclasses.replace(SMALL, n_temps=8, n_moves=1),
+        n_outer=128,
+    )
+    assert result.guarded
+    np.testing.assert_allclose(result.value, result.lower, rtol=1e-6)
+    assert any("lower bound" in note for note in eig.diagnose(result))
+
+
+@pytest.mark.slow
+def test_bias_that_dominates_is_reported():
+    # sigma_w^2 / 2 of a short single chain exceeds the error of 512 data sets.
+    result = run(
+        config=dataclasses.replace(SMALL, n_temps=5, estimator="rev"),
+        n_outer=512,
+        anova=512,
+    )
+    assert any("bias dominates" in note for note in eig.diagnose(result))
+    assert eig.diagnose(small()) == []
+
+
+def test_a_planned_budget_meets_its_target():
+    plan = eig.plan_budget(small(), SMALL, 0.05)
+    assert plan.rmse <= 0.05
+    # Variance over N alone asks for nearly as many data sets: the chains suffice.
+    variance = float(small().sigma_b) ** 2 + float(small().sigma_w) ** 2
+    assert variance / 0.05**2 < plan.n_outer < 2 * variance / 0.05**2
+    finer = eig.plan_budget(small(), SMALL, 0.01)
+    assert finer.n_temps > plan.n_temps
+    assert finer.n_evals > 20 * plan.n_evals
+
+
+def test_plans_that_cannot_be_made_say_why():
+    with pytest.raises(ValueError, match="target_rmse=0.0 must be positive"):
+        eig.plan_budget(small(), SMALL, 0.0)
+    with pytest.raises(ValueError, match="sigma_w was not measured"):
+        eig.plan_budget(summary(made_up(), guard=0.5), SMALL, 0.1)
+    with pytest.raises(ValueError, match="estimator='ti' has no bias model"):
+        eig.plan_budget(small(), dataclasses.replace(SMALL, estimator="ti"), 0.1)
+    with pytest.raises(ValueError, match="raise max_temps"):
+        eig.plan_budget(small(), SMALL, 1e-6, max_temps=40)
+
+
+def made_up(num=4000, lost=()):
+    """Samples whose directions miss log Z by -+0.4 on average, some forward lost."""
+    rng = np.random.default_rng(0)
+    log_z = rng.normal(-5, 1, num)
+    reverse = log_z + 0.4 + 0.9 * rng.normal(size=num)
+    forward = log_z - 0.4 + 0.9 * rng.normal(size=num)
+    forward[: len(lost)] = lost
+    columns = log_z + 6, 0.5 * (reverse + forward), reverse, forward
+    numbers = [np.asarray(x, np.float32) for x in columns]
+    ones = np.ones(num, np.int32)
+    return eig.Sample(*numbers, ones, 0 * ones, numbers[0])
+
+
+@functools.partial(jax.jit, static_argnames=("guard", "expected", "replicates"))
+def summary(samples, guard=2.0, expected=None, replicates=0):
+    empty = jnp.zeros((0,))
+    return summarise(
+        samples,
+        Curves(empty, empty),
+        replicates=replicates,
+        overhead=jnp.zeros((), jnp.int32),
+        lower=False,
+        upper=False,
+        guard=guard,
+        expected_loglik=expected,
+    )
+
+
+def test_forward_chains_that_lost_their_mode_do_not_spoil_the_mean():
+    clean = summary(made_up())
+    spoiled = summary(made_up(lost=(-500.0, -80.0, -np.inf)))
+    assert clean.n_outliers == 0
+    assert spoiled.n_outliers == 3
+    assert spoiled.n_nonfinite == 0
+    np.testing.assert_allclose(clean.value, 6, atol=0.1)
+    np.testing.assert_allclose(spoiled.value, clean.value, atol=0.02)
+    assert spoiled.lower == clean.lower  # the bounds stay what they are
+    assert spoiled.upper > clean.upper + 0.1
+
+
+def test_inner_deviation_is_read_off_the_two_directions():
+    # Each has variance 0.81; their mean 0.405. Between data sets nothing varies.
+    result = summary(made_up())
+    np.testing.assert_allclose(result.sigma_w**2, 0.405, rtol=0.1)
+    np.testing.assert_allclose(result.sigma_b, 0, atol=0.2)
+
+
+def test_narrow_guard_turns_the_value_into_the_lower_bound():
+    result = summary(made_up(), guard=0.5)
+    assert result.guarded
+    np.testing.assert_allclose(result.value, result.lower, rtol=1e-6)
+    assert jnp.isnan(result.sigma_w)
+
+
+def test_control_variate_removes_what_the_known_mean_explains():
+    samples = made_up()
+    known = np.random.default_rng(1).normal(0, 2, 4000).astype(np.float32)
+    loglik = samples.log_z + 6 + known  # of known mean: that of log Z plus 6
+    noisy = samples._replace(loglik=np.asarray(loglik, np.float32))
+    plain, better = summary(noisy), summary(noisy, expected=1.0)
+    assert 0.5 < better.control <= 1.0
+    assert better.se < 0.6 * plain.se
+    assert abs(better.value - 6) < 4 * better.se
+
+
+def test_error_of_replicates_is_that_of_their_means():
+    samples = made_up()
+    result = summary(samples, replicates=8)
+    terms = np.asarray(result.samples.loglik - result.samples.log_z).reshape(8, 500)
+    expected = terms.mean(1).std(ddof=1) / 8**0.5
+    np.testing.assert_allclose(result.se, expected, rtol=1e-4)
+
+
+# Baselines ------------------------------------------------------------------------
+
+
+def test_nested_monte_carlo_is_an_upper_bound_and_converges():
+    # 300 is not a multiple of the block of 256: the rest must be masked, not counted.
+    fine = run("nmc", n_outer=2048, n_inner=300)
+    assert close(fine, EXACT, bias=0.05)
+    assert fine.value == fine.upper
+    np.testing.assert_array_equal(fine.samples.n_evals, 301)
+
+
+@pytest.mark.slow
+def test_few_inner_draws_bias_nested_monte_carlo_upwards():
+    rough = run("nmc", n_outer=512, n_inner=20)
+    assert rough.value > EXACT + 3 * rough.se
+
+
+@pytest.mark.slow
+def test_contrastive_bound_stays_below_its_cap():
+    result = run("pce", n_outer=512, n_inner=20)
+    assert result.value <= math.log(21)
+    assert result.value < EXACT
+    assert (eig.contributions(result) <= math.log(21) + 1e-5).all()
+
+
+@pytest.mark.slow
+def test_contrastive_bound_converges():
+    assert close(run("pce", n_outer=512, n_inner=2000), EXACT, bias=0.02)
+
+
+def test_reused_draws_are_charged_once_and_agree():
+    result = run("nmc_reuse", n_outer=512, n_inner=5000)
+    assert result.n_evals == 512 + 5000
+    assert close(result, EXACT, bias=0.05)
+
+
+@pytest.mark.slow
+def test_laplace_importance_sampling_is_exact_for_a_gaussian_posterior():
+    result = run("laplace_is", n_outer=512)
+    assert close(result, EXACT)
+    assert result.ess_min > 50
+
+
+@pytest.mark.slow
+def test_forward_smc_is_an_upper_bound_fixed_and_adaptive():
+    fixed = run("smc", n_outer=256, n_temps=8, n_moves=2, k_init=16, k_max=16)
+    np.testing.assert_array_equal(fixed.samples.n_evals, 1 + 16 + 16 * 7 * 2)
+    assert close(fixed, EXACT, bias=0.1)
+    assert fixed.upper == fixed.value
+    own = run("smc", n_outer=256, schedule="adaptive", n_moves=5, k_init=64, k_max=64)
+    assert close(own, EXACT, bias=0.1)
+
+
+@pytest.mark.slow
+def test_adaptive_reverse_runs_from_copies_of_one_draw():
+    result = run(
+        n_outer=256,
+        schedule="adaptive",
+        estimator="rev",
+        n_moves=4,
+        k_init=32,
+        k_max=32,
+        n_temps=30,
+    )
+    assert close(result, EXACT, bias=0.3)
+
+
+# Gold values ----------------------------------------------------------------------
+
+
+def allowance(name, record):
+    extra = {"l": 0.0, "s": 0.008, "j": 0.008}[name[0]]
+    if name.startswith("sf"):
+        extra = 0.005
+    return math.hypot(record["se"], extra)
+
+
+@pytest.mark.parametrize(
+    "name", ["lg_c", *(pytest.param(n, marks=SLOW) for n in ("smd_b", "jc_b"))]
+)
+def test_gold_value(gold, name):
+    check_gold(gold, name, n_outer=512, n_temps=200, n_moves=4, bias=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [f"{m}_{v}" for m in ("lg", "smd", "jc", "sf") for v in "abc"]
+)
+def test_gold_value_of_every_design(gold, name):
+    check_gold(gold, name, n_outer=4096, n_temps=400, n_moves=4, bias=0.01)
+
+
+def check_gold(gold, name, bias, **options):
+    model, design, record = gold[name]
+    result = eig.estimate(
+        jax.random.key(0),
+        model,
+        jnp.asarray(design, jnp.float32),
+        outer="rqmc",
+        k_forward=2,
+        **options,
+    )
+    exact = record.get("eig_exact", record["eig"])
+    error = math.hypot(float(result.se), allowance(name, record))
+    assert abs(float(result.value) - exact) <= 3 * error + bias
+    assert result.lower - 3 * error < exact < result.upper + 3 * error
+    assert result.n_nonfinite == 0
+
+
+@pytest.mark.slow
+def test_a_thousand_designs_pass_through_one_program():
+    model = smc.models.get("smd")
+    lower, upper = (jnp.asarray(c) for c in model.design_bounds)
+    designs = lower + (upper - lower) * jax.random.uniform(jax.random.key(1), (1000, 2))
+    results = eig.estimate_batch(
+        jax.random.key(0), model, designs, n_outer=64, n_temps=50, n_moves=1
+    )
+    assert results.value.shape == (1000,)
+    assert jnp.isfinite(results.value).all()
+
+
+def test_arguments_that_cannot_work_say_what_to_do():
+    model = smc.models.get("lg", sigma=1.0)._replace(mean=None, name="mine")
+    xi = jnp.asarray(XI)
+    with pytest.raises(TypeError, match="xi has dtype int32.*pass floats"):
+        eig.nmc(jax.random.key(0), model, jnp.asarray([1, 2]))
+    with pytest.raises(ValueError, match="design_chunk=0 must be at least 1"):
+        eig.estimate_batch(jax.random.key(0), model, xi[None], design_chunk=0)
+    for call in (eig.estimate, eig.nmc_reuse, eig.laplace_is):
+        with pytest.raises(ValueError, match="mine.*(pass|use)"):
+            call(jax.random.key(0), model, xi, n_outer=8)
