@@ -24,8 +24,7 @@ WINDOW = {"kuhn_poker": 500, "leduc_poker": 10}
 def cases():
     for name in LITEEFG:
         yield pytest.param("kuhn_poker", name)
-        default = name.startswith(("QFR", "DOMD"))
-        marks = () if default else (pytest.mark.slow,)
+        marks = () if name.startswith("DOMD") else (pytest.mark.slow,)
         yield pytest.param("leduc_poker", name, marks=marks)
 
 

@@ -72,7 +72,6 @@ def cases():
         ("liars_dice_3", "CFR+-sim"),
         ("goofspiel_4_desc_imp", "LCFR"),
         ("goofspiel_4_desc_imp", "DCFR+(1.5,gam=4)"),
-        ("liars_dice_4", "DCFR(1.5,0,2)"),
     }
     for game in GAMES:
         for name in ALGORITHMS:

@@ -133,7 +133,14 @@ def heap():
     return [games.random_efg(s, types=2, depth=3, max_actions=3) for s in range(4)]
 
 
-@pytest.mark.parametrize("algorithm", [games.cfr_plus(), RTCFR, games.qfr()])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        RTCFR,
+        pytest.param(games.cfr_plus(), marks=pytest.mark.slow),
+        pytest.param(games.qfr(), marks=pytest.mark.slow),
+    ],
+)
 def test_stacked_games_are_solved_as_each_alone(heap, algorithm):
     together = games.stack(heap)
 
