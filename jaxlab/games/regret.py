@@ -255,7 +255,7 @@ def _average(state: State, game: EFG) -> Profile:
     players = []
     for p, player in enumerate(game.players):
         # An average's mass, unlike a regret's, has no smallest meaningful size.
-        mean = match(player, state.players[p]["average"], jnp.zeros(()))
+        mean = match(player, state.players[p]["average"], 0)
         players.append({"mean": mean})
     return profile_of(
         State(state.iteration, state.hparams, tuple(players)), game, "mean"
