@@ -41,6 +41,7 @@ from jaxlab.games.export import (
     restore,
     write_strategy,
 )
+from jaxlab.games.fused import fused_cfr_plus
 from jaxlab.games.lp import solve_lp
 from jaxlab.games.magnetic import mmd, qfr, r_nad
 from jaxlab.games.mirror_descent import domd, reg_domd
@@ -86,6 +87,7 @@ __all__ = [
     "exploitability",
     "from_named",
     "from_openspiel",
+    "fused_cfr_plus",
     "goofspiel",
     "grid",
     "kuhn",
