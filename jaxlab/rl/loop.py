@@ -167,7 +167,7 @@ def run(
 
     Raises:
       NonFiniteError: after a chunk in which `metrics.bad_leaf` was not -1.
-      ValueError: if `length` is not positive.
+      ValueError: if `length` is not positive, or not that of `chunk`.
     """
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
@@ -176,6 +176,9 @@ def run(
     while done < num_updates:
         count = min(length - done % length, num_updates - done)
         state, metrics = chunk(state, hparams, jnp.int32(count))
+        rows = jax.tree.leaves(metrics)[0].shape[np.ndim(state.update)]
+        if rows != length:
+            raise ValueError(f"length={length} but the chunk was compiled for {rows}")
         axis = np.ndim(state.update)  # 1 if there is a seed axis
         metrics = jax.tree.map(
             lambda x: np.asarray(x)[(slice(None),) * axis + (slice(count),)],  # noqa: B023

@@ -51,7 +51,8 @@ def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
         d = r m^ / (sqrt(v^) + eps) if rho >= 5, else m^      (^: divided by 1 - b^t)
 
     As `clipped(optax.scale_by_radam())`, but one pass over the parameters, which takes
-    less than half the time, and without the cancellation in 1 - b2^t of small t.
+    less than half the time, and without the cancellation in 1 - b2^t of small t. The
+    running means are float32 or wider: in bfloat16 b2 would be 1.
 
     Source: Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond".
     """
@@ -59,7 +60,7 @@ def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
 
     def init(params: PyTree) -> RAdamState:
         # Two trees, not one twice: the state is donated, and a buffer only once.
-        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        mu, nu = (jax.tree.map(_wide_zeros, params) for _ in range(2))
         return RAdamState(jnp.zeros((), jnp.int32), mu, nu)
 
     def update(grads, state, params, learning_rate, max_norm):
@@ -77,13 +78,14 @@ def radam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
         decay1, decay2 = jnp.where(finite, b1, 1.0), jnp.where(finite, b2, 1.0)
 
         def leaf(p, g, m, v):
-            d1, d2, s, a = (x.astype(p.dtype) for x in (decay1, decay2, scale, rate))
-            g = jnp.where(finite, g.astype(p.dtype) * s, 0)
+            wide = m.dtype
+            d1, d2, s, a = (x.astype(wide) for x in (decay1, decay2, scale, rate))
+            g = jnp.where(finite, g.astype(wide) * s, 0)
             m = d1 * m + (1 - d1) * g
             v = d2 * v + (1 - d2) * jnp.square(g)
-            root = jnp.sqrt(v / debias2.astype(p.dtype)) + eps
-            direction = jnp.where(rectified, r.astype(p.dtype) * m / root, m)
-            return p - a * direction, m, v
+            root = jnp.sqrt(v / debias2.astype(wide)) + eps
+            direction = jnp.where(rectified, r.astype(wide) * m / root, m)
+            return (p.astype(wide) - a * direction).astype(p.dtype), m, v
 
         leaves = jax.tree.map(leaf, params, grads, state.mu, state.nu)
         outer, inner = jax.tree.structure(params), jax.tree.structure((0, 0, 0))
@@ -197,6 +199,10 @@ def annealed(
     return exploration.linear(start, finish, done, float(num_updates))
 
 
+def _wide_zeros(p):
+    return jnp.zeros(p.shape, p.dtype if p.dtype.itemsize > 4 else jnp.float32)
+
+
 def _measure(grads, max_norm):
     """Factor that clips, whether all is finite, and both in words."""
     squares = jnp.stack(
@@ -204,8 +210,10 @@ def _measure(grads, max_norm):
     )
     norm = jnp.sqrt(jnp.sum(squares))
     finite = jnp.isfinite(norm)
-    # Which leaf: a sum of squares inherits every NaN and infinity of its leaf.
+    # Which leaf: a sum of squares inherits every NaN and infinity of its leaf; if only
+    # the sum over all leaves overflows, the largest is to blame.
     bad = ~jnp.isfinite(squares)
-    bad_leaf = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), 0)
+    bad = jnp.where(jnp.any(bad), bad, squares == squares.max())
+    bad_leaf = jnp.argmax(bad).astype(jnp.int32)
     scale = jnp.minimum(1, max_norm / jnp.maximum(norm, 1e-30))
     return scale, finite, Info(norm, jnp.where(finite, -1, bad_leaf))

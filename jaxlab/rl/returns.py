@@ -47,17 +47,12 @@ def q_lambda(
     Source: Peng and Williams 1996; Gallici et al. 2024, "Simplifying Deep Temporal
     Difference Learning", with the bootstrap at time limits added.
     """
-    arrays = {
-        "rewards": rewards,
-        "terminated": terminated,
-        "truncated": truncated,
-        "next_values": next_values,
-    }
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
-    if len(set(shapes.values())) != 1:
-        raise ValueError(f"the four [T, N] arrays must share one shape; got {shapes}")
-    if jnp.ndim(rewards) == 0 or jnp.shape(rewards)[0] == 0:
-        raise ValueError(f"rewards needs at least one time step; got {shapes}")
+    _check_shapes(
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        next_values=next_values,
+    )
 
     def backward(following, step):
         reward, term, trunc, value = step
@@ -103,8 +98,18 @@ def gae(
     Returns:
       Advantages, dtype of `rewards`; the value targets are `advantages + values`.
 
+    Raises:
+      ValueError: if the five arrays differ in shape, or have no time step.
+
     Source: Schulman et al. 2016, equation 16, with time limits told apart from ends.
     """
+    _check_shapes(
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        values=values,
+        next_values=next_values,
+    )
     delta = rewards + gamma * (1 - terminated) * next_values - values
     carries = (1 - terminated) * (1 - truncated)
 
@@ -117,3 +122,11 @@ def gae(
         backward, jnp.zeros_like(delta[0]), (delta, carries), reverse=True
     )
     return advantages
+
+
+def _check_shapes(**arrays):
+    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(f"the [T, N] arrays must share one shape; got {shapes}")
+    if 0 in (*shapes["rewards"], 0)[:1]:
+        raise ValueError(f"rewards needs at least one time step; got {shapes}")

@@ -58,7 +58,7 @@ def over(
         raise ValueError(f"mode={mode!r} must be 'vmap', 'map' or None")
 
     def call(*args):
-        sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(args)}
+        sizes = {(*jnp.shape(leaf), 0)[0] for leaf in jax.tree.leaves(args)}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
                 f"every argument needs one leading axis of seeds; found {sizes}; "

@@ -108,4 +108,10 @@ def _checked(scores):
             f"scores must be [runs, tasks] and not empty; got shape {scores.shape}; "
             f"a single task is scores[:, None]"
         )
+    if not np.isfinite(scores).all():
+        run, task = np.argwhere(~np.isfinite(scores))[0]
+        raise ValueError(
+            f"scores[{run}, {task}]={scores[run, task]} is not finite; "
+            "a run that failed has no score"
+        )
     return scores

@@ -103,3 +103,9 @@ def test_bootstrap_is_seeded_and_takes_vectors_and_pairs():
 def test_scores_that_are_not_runs_by_tasks_are_refused(wrong):
     with pytest.raises(ValueError, match=r"scores must be \[runs, tasks\]"):
         statistics.iqm(wrong)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_is_refused(bad):
+    with pytest.raises(ValueError, match=r"scores\[1, 0\]=.* is not finite"):
+        statistics.iqm([[1.0], [bad], [2.0], [3.0]])

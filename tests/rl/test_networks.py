@@ -7,6 +7,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -223,6 +224,55 @@ def test_a_merged_convolution_is_two_convolutions():
 def test_a_kernel_larger_than_its_input_is_refused():
     with pytest.raises(ValueError, match=r"kernel \(3, 3\) does not fit .*\(2, 5\)"):
         networks.convolve(jnp.zeros((1, 2, 5, 1)), jnp.zeros((3, 3, 1, 1)), 1, "VALID")
+
+
+def test_sums_are_wide_under_narrow_types():
+    x = jax.random.normal(jax.random.key(0), (16, 6, 6, 2), jnp.bfloat16)
+    w = jax.random.normal(jax.random.key(1), (3, 3, 16, 5), jnp.bfloat16)
+    wide = networks.convolve(x.astype(jnp.float32), w.astype(jnp.float32))
+
+    def loss(w):
+        y = networks.convolve(x, w)
+        return y.astype(jnp.float32).sum(), y
+
+    gradient, y = jax.jit(jax.grad(loss, has_aux=True))(w)
+    assert y.dtype == gradient.dtype == jnp.bfloat16
+    # One rounding of the result, 2^-9 of it, and none of the partial sums.
+    np.testing.assert_allclose(y.astype(jnp.float32), wide, rtol=2**-8, atol=2**-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, w: networks.convolve(x, w, 1, "same"), "padding='same' must be one"),
+        (
+            lambda x, w: networks.convolve(x, w, 1, "SAME", "xla"),
+            "implementation='xla'",
+        ),
+        (lambda x, w: networks.convolve(x, w, 0), "stride=0 must be at least 1"),
+        (lambda x, w: networks.convolve(x[:2], w), "x has 2 channels.* takes 3"),
+        (lambda x, w: networks.pool(x, 2, 2, "mean"), "kind='mean' must be one of"),
+        (lambda x, w: networks.pool(x, 0, 2, "max"), "window=0 and stride=2 must"),
+        (lambda x, w: HadamaxConfig(combine="prod"), "combine='prod' must be one of"),
+        (lambda x, w: HadamaxConfig(pooling="Avg"), "pooling='Avg' must be one of"),
+        (lambda x, w: HadamaxConfig(norm="Layer"), "norm='Layer' must be one of"),
+    ],
+)
+def test_a_misspelt_choice_chooses_nothing(call, message, monkeypatch):
+    # Users run without the type checks that the tests switch on.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=message):
+        call(jnp.zeros((3, 5, 5, 1)), jnp.zeros((3, 3, 3, 2)))
+
+
+def test_an_empty_batch_has_an_empty_answer():
+    for config, shape in [
+        (HadamaxConfig.minigrid(dense_branches=2), (7, 7, 20)),
+        (HadamaxConfig.minatar(combine_after_pool=True), (10, 10, 4)),
+    ]:
+        net, params = network(networks.Hadamax, 5, config, shape=shape)
+        q = jax.eval_shape(net.apply, params, jnp.zeros((0, *shape)))
+        assert q.shape == (0, 5)
 
 
 # Ablation switches -------------------------------------------------------------------

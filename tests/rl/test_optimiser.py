@@ -106,3 +106,25 @@ def test_an_annealed_rate_never_rises_where_gradient_steps_pass_32_bits():
         for u in each
     ]
     np.testing.assert_allclose(rates, [1 - u / updates for u in each], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_parameters_follow_the_wide_path(dtype):
+    def path(dtype):
+        params = {"w": jnp.ones(3, dtype), "still": jnp.ones(1, dtype)}
+        grads = {"w": jnp.full(3, 0.1, dtype), "still": jnp.zeros(1, dtype)}
+        state = RADAM.init(params)
+        for _ in range(12):
+            params, state, _ = UPDATE(grads, state, params, 0.05, 10.0)
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), params)
+
+    narrow, wide = path(dtype), path(jnp.float32)
+    np.testing.assert_allclose(narrow["w"], wide["w"], rtol=0.03)
+    assert narrow["still"] == 1
+
+
+def test_a_norm_that_overflows_only_in_all_blames_the_largest_leaf():
+    params = {"a": jnp.ones(1), "b": jnp.ones(1), "c": jnp.ones(1)}
+    grads = {"a": jnp.full(1, 1.0), "b": jnp.full(1, 1.4e19), "c": jnp.full(1, 1.6e19)}
+    _, _, info = UPDATE(grads, RADAM.init(params), params, 0.1, 1.0)
+    assert info.bad_leaf == 2

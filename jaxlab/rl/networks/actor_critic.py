@@ -35,5 +35,5 @@ class ActorCritic(nnx.Module):
         )
         self.value = torso(obs_shape, 1, head_scale=1.0, rngs=rngs, **kwargs)
 
-    def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B A"]:
+    def __call__(self, obs: Shaped[Array, "B ..."]) -> Float[Array, "B outputs"]:
         return jnp.concatenate([self.policy(obs), self.value(obs)], axis=-1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
-from jaxlab.rl.networks.layers import ACTIVATIONS, Conv, Dense, Head, LayerNorm
+from jaxlab.rl.networks.layers import ACTIVATIONS, Conv, Dense, Head, LayerNorm, flatten
 
 
 class _CNN(nnx.Module):
@@ -71,8 +71,7 @@ class _CNN(nnx.Module):
         for i in range(1, self.depth + 1):
             y = getattr(self, f"conv{i}")(x)
             x = ACTIVATIONS[self.activation](getattr(self, f"norm{i}")(y))
-        x = x.transpose(1, 2, 0, 3)
-        return self.dense(x.reshape(-1, x.shape[-1]))
+        return self.dense(flatten(x))
 
 
 class MinAtarCNN(_CNN):

@@ -14,7 +14,7 @@ Source: Kooi et al. 2025, "Hadamax Encoding", and its released code.
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from jaxlab.rl.networks.layers import (
     Head,
     LayerNorm,
     Padding,
+    choice,
+    flatten,
     pool,
 )
 
@@ -79,10 +81,10 @@ class HadamaxConfig:
                 f"branches={self.branches} and dense_branches={self.dense_branches} "
                 f"must be at least 1"
             )
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation={self.activation!r} must be one of {sorted(ACTIVATIONS)}"
-            )
+        choice("activation", self.activation, ACTIVATIONS)
+        choice("combine", self.combine, get_args(Combine))
+        choice("norm", self.norm, ("layer", "none"))
+        choice("pooling", self.pooling, ("max", "avg", "stride"))
 
     @classmethod
     def minatar(cls, **changes) -> "HadamaxConfig":
@@ -206,8 +208,7 @@ class Hadamax(nnx.Module):
         return self.dense(self._flatten(obs))
 
     def _flatten(self, obs):
-        last = self._blocks(obs)[-1].transpose(1, 2, 0, 3)
-        return last.reshape(-1, last.shape[-1])
+        return flatten(self._blocks(obs)[-1])
 
     def _blocks(self, obs):
         x = obs.transpose(3, 1, 2, 0).astype(jnp.float32)
@@ -259,13 +260,13 @@ class Block(nnx.Module):
     def __call__(self, x: Float[Array, "I H W B"]) -> Float[Array, "F h w B"]:
         y = self.conv(x)
         branches, space = self.config.branches, y.shape[1:]
-        y = y.reshape(branches, -1, *space)
+        y = y.reshape(branches, len(y) // branches, *space)
         y = ACTIVATIONS[self.config.activation](
             y if self.norm is None else self.norm(y)
         )
         if self.config.combine_after_pool:
-            y = self._pool(y.reshape(-1, *space))
-            return self._combine(y.reshape(branches, -1, *y.shape[1:]))
+            y = self._pool(y.reshape(branches * y.shape[1], *space))
+            return self._combine(y.reshape(branches, len(y) // branches, *y.shape[1:]))
         return self._pool(self._combine(y))
 
     def _combine(self, y):

@@ -11,7 +11,7 @@ implementation is chosen by the platform the program is lowered for.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import jax
@@ -29,6 +29,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def choice(name: str, value: str | None, accepted: Collection[str | None]) -> None:
+    """Refuse what is not accepted, by name; a misspelt word must not choose."""
+    if value not in accepted:
+        raise ValueError(f"{name}={value!r} must be one of {list(accepted)}")
+
+
 def convolve(
     x: Float[Array, "C H W B"],
     kernel: Float[Array, "kh kw C F"],
@@ -44,8 +50,28 @@ def convolve(
       stride: in both directions.
       padding: "SAME" (ceil(H / stride) outputs, odd padding at the end) or "VALID".
       implementation: "im2col" (slices and one matmul), "lax"
-        (`conv_general_dilated`) or None: im2col where lowered for CPU.
+        (`conv_general_dilated`) or None: im2col where lowered for CPU. Sums are float32
+        or wider either way. None has no forward-mode derivative (`jax.jvp`).
+
+    Raises:
+      ValueError: for an unknown padding or implementation, another number of channels,
+        a stride below 1, or a kernel larger than its unpadded input.
     """
+    choice("padding", padding, ("SAME", "VALID"))
+    choice("implementation", implementation, ("im2col", "lax", None))
+    if x.shape[0] != kernel.shape[2]:
+        raise ValueError(
+            f"x has {x.shape[0]} channels (its first axis), the kernel takes "
+            f"{kernel.shape[2]}"
+        )
+    if stride < 1:
+        raise ValueError(f"stride={stride} must be at least 1")
+    fits = kernel.shape[0] <= x.shape[1] and kernel.shape[1] <= x.shape[2]
+    if padding == "VALID" and not fits:
+        raise ValueError(
+            f"kernel {kernel.shape[:2]} does not fit into the {x.shape[1:3]} input; "
+            f"use padding='SAME' or a smaller kernel"
+        )
     if implementation is None:
         return _convolve_by_platform(stride, padding, x, kernel)
     return {"im2col": _im2col, "lax": _lax}[implementation](stride, padding, x, kernel)
@@ -94,10 +120,11 @@ def _im2col(stride, padding, x, kernel):
     if stride == kh == kw and not (height % kh or width % kw):
         x = x.reshape(channels, height // kh, kh, width // kw, kw, batch)
         patches = x.transpose(2, 4, 0, 1, 3, 5)
-        patches = patches.reshape(-1, height // kh, width // kw, batch)
+        shape = (kh * kw * channels, height // kh, width // kw, batch)
+        patches = patches.reshape(shape)
     else:
         patches = jnp.concatenate(_slices(x, (kh, kw), stride))
-    return jnp.tensordot(kernel.reshape(-1, features), patches, ((0,), (0,)))
+    return _product(kernel.reshape(kh * kw * channels, features), patches)
 
 
 def _lax(stride, padding, x, kernel):
@@ -109,14 +136,20 @@ def _lax(stride, padding, x, kernel):
 def pool(
     x: Float[Array, "C H W B"], window: int, stride: int, kind: Literal["max", "avg"]
 ) -> Float[Array, "C h w B"]:
-    """Pooling with SAME padding; padded cells never win and are not averaged over."""
+    """Pooling with SAME padding; padded cells never win and are not averaged over.
+
+    Raises:
+      ValueError: for an unknown kind, or a window or stride below 1.
+    """
+    choice("kind", kind, ("max", "avg"))
+    if window < 1 or stride < 1:
+        raise ValueError(f"window={window} and stride={stride} must be at least 1")
     if window == stride == 1:
         return x
     _, height, width, _ = x.shape
     pads = ((0, 0), *_same_pads((height, width), (window, window), stride), (0, 0))
     if kind == "max":
-        lowest = jnp.finfo(x.dtype).min
-        padded = jnp.pad(x, pads, constant_values=lowest)
+        padded = jnp.pad(x, pads, constant_values=-jnp.inf)
         return functools.reduce(jnp.maximum, _slices(padded, (window, window), stride))
     counts = jnp.pad(jnp.ones((1, height, width, 1), x.dtype), pads)
     total, count = (
@@ -126,16 +159,17 @@ def pool(
     return total / jnp.broadcast_to(count, total.shape)
 
 
+def flatten(x: Float[Array, "C H W B"]) -> Float[Array, "D B"]:
+    """To vectors, in the order H, W, C of released parameters."""
+    channels, height, width, batch = x.shape
+    return x.transpose(1, 2, 0, 3).reshape(height * width * channels, batch)
+
+
 def _slices(x, kernel_size, stride):
     """The input seen by each kernel position, in the row-major order of HWIO."""
     kh, kw = kernel_size
     rows = (x.shape[1] - kh) // stride + 1
     columns = (x.shape[2] - kw) // stride + 1
-    if rows < 1 or columns < 1:
-        raise ValueError(
-            f"kernel {kernel_size} does not fit into the {x.shape[1:3]} input; "
-            f"use padding='SAME' or a smaller kernel"
-        )
     last = ((rows - 1) * stride + 1, (columns - 1) * stride + 1)
     return [
         x[:, i : i + last[0] : stride, j : j + last[1] : stride]
@@ -227,6 +261,10 @@ class Dense(nnx.Module):
         compute_dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
+        choice("norm", norm, ("layer", "none"))
+        choice("activation", activation, ACTIVATIONS)
+        if branches < 1:
+            raise ValueError(f"branches={branches} must be at least 1")
         shape = (in_features, features)
         kernels = [kernel_init(rngs.params(), shape) for _ in range(branches)]
         self.kernel = nnx.Param(jnp.concatenate(kernels, axis=-1))
@@ -240,10 +278,10 @@ class Dense(nnx.Module):
     def __call__(self, x: Float[Array, "I B"]) -> Float[Array, "F B"]:
         """Branches, if several, are multiplied after their activation."""
         kernel = self.kernel[...].astype(self.compute_dtype)
-        y = jnp.tensordot(kernel, x.astype(self.compute_dtype), ((0,), (0,)))
+        y = _product(kernel, x.astype(self.compute_dtype))
         y = y + _along(self.bias[...], y)
         if self.branches > 1:
-            y = y.reshape(self.branches, -1, y.shape[-1])
+            y = y.reshape(self.branches, len(y) // self.branches, y.shape[-1])
         y = ACTIVATIONS[self.activation](y if self.norm is None else self.norm(y))
         return y.prod(axis=0) if self.branches > 1 else y
 
@@ -265,6 +303,25 @@ class Head(nnx.Module):
     def __call__(self, x: Float[Array, "F B"]) -> Float[Array, "B A"]:
         q = jnp.tensordot(x.astype(jnp.float32), self.kernel[...], ((0,), (0,)))
         return q + jnp.broadcast_to(self.bias[...], q.shape)
+
+
+def _product(kernel, x):
+    """Contract the first axes; sums are float32 or wider, the result has x's dtype."""
+
+    def contract(kernel, x, **options):
+        y = jnp.tensordot(kernel, x, ((0,), (0,)), **options)
+        return y.astype(narrow)
+
+    narrow = x.dtype
+    if narrow.itemsize >= 4:
+        return contract(kernel, x)
+    wide = jnp.float32
+    return jax.lax.platform_dependent(
+        kernel,
+        x,  # CPUs add narrow products in narrow sums, others in wide ones
+        cpu=lambda kernel, x: contract(kernel.astype(wide), x.astype(wide)),
+        default=lambda kernel, x: contract(kernel, x, preferred_element_type=wide),
+    )
 
 
 def _along(leaf, x):

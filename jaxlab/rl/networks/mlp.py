@@ -1,5 +1,6 @@
 """Multi-layer perceptron with normalisation before every activation."""
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -29,9 +30,7 @@ class MLP(nnx.Module):
         compute_dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
-        size = 1
-        for length in obs_shape:
-            size *= length
+        size = math.prod(obs_shape)
         self.depth = len(hidden)
         for i, features in enumerate(hidden, start=1):
             layer = Dense(
@@ -56,7 +55,7 @@ class MLP(nnx.Module):
         return features.T if self.head is None else self.head(features)
 
     def _features(self, obs):
-        x = obs.reshape(obs.shape[0], -1).T.astype(jnp.float32)
+        x = obs.reshape(obs.shape[0], math.prod(obs.shape[1:])).T.astype(jnp.float32)
         x = x * self.obs_scale if self.obs_scale != 1 else x
         for i in range(1, self.depth + 1):
             x = getattr(self, f"dense{i}")(x)
