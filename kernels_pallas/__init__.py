@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kernels_pallas.block_sparse import (
         block_sparse_attention as block_sparse_attention,
     )
+    from kernels_pallas.cfr_iteration import cfr_plus_iterations as cfr_plus_iterations
     from kernels_pallas.conv import causal_conv as causal_conv
     from kernels_pallas.decode import decode_attention as decode_attention
     from kernels_pallas.dispatch import explain as explain
@@ -30,6 +31,7 @@ _HOMES = {
     "block_overflow": "lists",
     "block_sparse_attention": "block_sparse",
     "causal_conv": "conv",
+    "cfr_plus_iterations": "cfr_iteration",
     "check_block_lists": "lists",
     "decode_attention": "decode",
     "explain": "dispatch",
