@@ -32,7 +32,8 @@ def fused_cfr_plus(
 
     Args:
       state: of `cfr_plus().init`, with at most one batch axis.
-      steps: static; a launch each, so a few hundred.
+      game: with payoffs that are not batched, of the dtype of the state.
+      steps: static; iterations of one launch, a few hundred.
       implementation, interpret: see `kernels_pallas.explain`.
 
     Returns:

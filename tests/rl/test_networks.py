@@ -241,6 +241,11 @@ def test_sums_are_wide_under_narrow_types():
     np.testing.assert_allclose(y.astype(jnp.float32), wide, rtol=2**-8, atol=2**-12)
 
 
+def dense(**changes):
+    init = nnx.initializers.lecun_normal()
+    return networks.Dense(4, 2, kernel_init=init, rngs=nnx.Rngs(0), **changes)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -253,6 +258,11 @@ def test_sums_are_wide_under_narrow_types():
         (lambda x, w: networks.convolve(x[:2], w), "x has 2 channels.* takes 3"),
         (lambda x, w: networks.pool(x, 2, 2, "mean"), "kind='mean' must be one of"),
         (lambda x, w: networks.pool(x, 0, 2, "max"), "window=0 and stride=2 must"),
+        (lambda x, w: networks.LayerNorm((2,))(x), r"must begin with \(2,\)"),
+        (lambda x, w: dense(branches=0), "branches=0 must be at least 1"),
+        (lambda x, w: dense(norm="batch"), "norm='batch' must be one of"),
+        (lambda x, w: dense(activation="swish"), "activation='swish' must be one of"),
+        (lambda x, w: dense()(x[:, 0, 0]), "x has 3 features.* takes 4"),
         (lambda x, w: HadamaxConfig(combine="prod"), "combine='prod' must be one of"),
         (lambda x, w: HadamaxConfig(pooling="Avg"), "pooling='Avg' must be one of"),
         (lambda x, w: HadamaxConfig(norm="Layer"), "norm='Layer' must be one of"),

@@ -128,3 +128,52 @@ def test_a_norm_that_overflows_only_in_all_blames_the_largest_leaf():
     grads = {"a": jnp.full(1, 1.0), "b": jnp.full(1, 1.4e19), "c": jnp.full(1, 1.6e19)}
     _, _, info = UPDATE(grads, RADAM.init(params), params, 0.1, 1.0)
     assert info.bad_leaf == 2
+
+
+def test_every_gradient_step_has_its_own_row_and_rate():
+    plain = optimiser.clipped(optax.identity())
+    rates = jnp.array([0.5, 0.25, 0.125])
+    rows = jnp.array([1.0, -2.0, 4.0])
+
+    def loss(params, row):
+        return row * params["w"], {"row": row}
+
+    params, _, metrics = jax.jit(
+        lambda p: optimiser.descend(plain, loss, p, plain.init(p), rows, rates, 100.0)
+    )({"w": jnp.float32(1.0)})
+    # w: 1 - 0.5 * 1 = 0.5, then + 0.25 * 2 = 1, then - 0.125 * 4 = 0.5.
+    assert params["w"] == 0.5
+    np.testing.assert_allclose(
+        metrics["loss"], (1 * 1 - 2 * 0.5 + 4 * 1) / 3, rtol=1e-6
+    )
+    np.testing.assert_allclose(metrics["grad_norm"], 7 / 3, rtol=1e-6)
+    np.testing.assert_allclose(metrics["row"], 1.0, rtol=1e-6)
+    assert metrics["bad_leaf"] == -1
+
+
+def test_the_first_bad_step_is_named_and_left_out():
+    plain = optimiser.clipped(optax.identity())
+
+    def loss(params, row):
+        return row[0] * params["a"] + row[1] * params["b"], {}
+
+    rows = jnp.array([[1.0, 1.0], [1.0, jnp.nan], [jnp.nan, 1.0], [1.0, 1.0]])
+    start = {"a": jnp.float32(0.0), "b": jnp.float32(0.0)}
+    params, _, metrics = optimiser.descend(
+        plain, loss, start, plain.init(start), rows, jnp.ones(4), 100.0
+    )
+    assert metrics["bad_leaf"] == 1
+    assert params == {"a": -2.0, "b": -2.0}
+
+
+@pytest.mark.parametrize("finish", [0.0, 0.5, None])
+def test_the_rates_of_all_updates_are_one_ramp(finish):
+    updates, steps = 5, 3
+    each = [
+        optimiser.annealed(2.0, finish, jnp.int32(u), updates, steps)
+        for u in range(updates + 1)
+    ]
+    end = 2.0 if finish is None else finish
+    ramp = np.linspace(2.0, end, updates * steps + 1)
+    whole = np.concatenate([ramp, np.full(steps - 1, end)])  # stays at its end
+    np.testing.assert_allclose(np.concatenate(each), whole, rtol=1e-6)

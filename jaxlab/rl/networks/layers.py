@@ -190,7 +190,11 @@ class Conv(nnx.Module):
     """Convolution with bias; `branches` independent ones share one wide matmul.
 
     Output channels are ordered branch by branch, so reshaping the first axis to
-    `[branches, features]` separates them.
+    `[branches, features]` separates them. Parameters are float32; the product and its
+    result are `compute_dtype`.
+
+    Raises:
+      ValueError: if `branches` is below 1; when called, as `convolve`.
     """
 
     def __init__(
@@ -207,6 +211,7 @@ class Conv(nnx.Module):
         compute_dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
+        _check_branches(branches)
         shape = (kernel_size, kernel_size, in_features, features)
         kernels = [kernel_init(rngs.params(), shape) for _ in range(branches)]
         self.kernel = nnx.Param(jnp.concatenate(kernels, axis=-1))
@@ -230,6 +235,9 @@ class LayerNorm(nnx.Module):
       shape: of scale and bias, and of the first axes of the input: `(F,)`, or
         `(branches, F)` to normalise each branch with its own affine parameters. The
         last axis of `shape` is normalised over.
+
+    Raises:
+      ValueError: when called on an input whose first axes are others.
     """
 
     def __init__(self, shape: tuple[int, ...]):
@@ -238,6 +246,12 @@ class LayerNorm(nnx.Module):
         self.axis = len(shape) - 1
 
     def __call__(self, x: Float[Array, "F ..."]) -> Float[Array, "F ..."]:
+        shape = self.scale.shape
+        if x.shape[: len(shape)] != shape:
+            raise ValueError(
+                f"x of shape {x.shape} must begin with {shape}, the features that are "
+                f"normalised; the batch comes last"
+            )
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(self.axis, keepdims=True)
         variance = jnp.square(centred).mean(self.axis, keepdims=True)
@@ -247,7 +261,14 @@ class LayerNorm(nnx.Module):
 
 
 class Dense(nnx.Module):
-    """Linear layer, optional LayerNorm, activation."""
+    """Linear layer, optional LayerNorm, activation.
+
+    Parameters are float32; product, activation and result are `compute_dtype`.
+
+    Raises:
+      ValueError: for an unknown norm or activation, `branches` below 1; when called,
+        for another number of features.
+    """
 
     def __init__(
         self,
@@ -263,8 +284,7 @@ class Dense(nnx.Module):
     ):
         choice("norm", norm, ("layer", "none"))
         choice("activation", activation, ACTIVATIONS)
-        if branches < 1:
-            raise ValueError(f"branches={branches} must be at least 1")
+        _check_branches(branches)
         shape = (in_features, features)
         kernels = [kernel_init(rngs.params(), shape) for _ in range(branches)]
         self.kernel = nnx.Param(jnp.concatenate(kernels, axis=-1))
@@ -277,6 +297,11 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "I B"]) -> Float[Array, "F B"]:
         """Branches, if several, are multiplied after their activation."""
+        if x.shape[0] != self.kernel.shape[0]:
+            raise ValueError(
+                f"x has {x.shape[0]} features (its first axis), the layer takes "
+                f"{self.kernel.shape[0]}"
+            )
         kernel = self.kernel[...].astype(self.compute_dtype)
         y = _product(kernel, x.astype(self.compute_dtype))
         y = y + _along(self.bias[...], y)
@@ -303,6 +328,11 @@ class Head(nnx.Module):
     def __call__(self, x: Float[Array, "F B"]) -> Float[Array, "B A"]:
         q = jnp.tensordot(x.astype(jnp.float32), self.kernel[...], ((0,), (0,)))
         return q + jnp.broadcast_to(self.bias[...], q.shape)
+
+
+def _check_branches(branches):
+    if branches < 1:
+        raise ValueError(f"branches={branches} must be at least 1")
 
 
 def _product(kernel, x):
