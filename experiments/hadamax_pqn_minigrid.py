@@ -17,6 +17,7 @@ from jaxlab import io
 from jaxlab.rl import evaluate, loop, networks, pqn, seeds
 
 FOLDS = 5  # one of which is held out
+FILMED_STEPS = 100  # of an episode, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,10 +345,10 @@ def draw(session: io.Session, config: Config, task: Task, result: Result) -> Non
 
 
 def film(task: Task, params: Any, levels: int = 4, tile_size: int = 16) -> np.ndarray:
-    """Frames `[T, H, W, 3]` of the greedy policy on the first held-out levels."""
+    """Frames `[T, H, W, 3]` of the greedy policy's first steps on held-out levels."""
     look, _ = envs.make(task.env.name, obs="rgb_full", tile_size=tile_size)
     still, _ = envs.make(task.env.name, obs=task.env.obs, auto_reset="disabled")
-    limit = int(task.params.max_steps_in_episode)
+    limit = min(int(task.params.max_steps_in_episode), FILMED_STEPS)
 
     def advance(carry, _):
         obs, state = carry
@@ -366,7 +367,8 @@ def film(task: Task, params: Any, levels: int = 4, tile_size: int = 16) -> np.nd
     for index in range(min(levels, task.levels)):
         start = jax.tree.map(lambda leaf: leaf[index], task.held_out)  # noqa: B023
         first, following, ended = jax.tree.map(np.asarray, play(start))
-        frames += [first[None], following[: int(np.argmax(ended)) + 1]]
+        length = int(np.argmax(ended)) + 1 if ended.any() else limit
+        frames += [first[None], following[:length]]
         frames.append(np.repeat(frames[-1][-1:], 4, axis=0))  # let the end be seen
     return np.concatenate(frames)
 

@@ -8,6 +8,10 @@ platform that is being lowered for; `explain` says which one and why.
 import importlib
 from typing import TYPE_CHECKING
 
+# Importing Pallas adds to the context that JAX's caches compare: if that happened while
+# the user's function is traced, its second call would compile everything again.
+import jax.experimental.pallas.tpu  # noqa: F401
+
 if TYPE_CHECKING:
     from kernels_pallas.block_sparse import (
         block_sparse_attention as block_sparse_attention,

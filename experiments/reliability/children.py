@@ -57,7 +57,7 @@ def call(function: Callable, *arguments):
 def finish(argv: Sequence[str], log: pathlib.Path, **options: Any) -> str | None:
     """Run to the end; what went wrong, if anything. Options are those of `start`."""
     process = start(argv, log, **options)
-    process.join(300)
+    process.join(900)  # a loaded machine may starve it
     if process.exitcode == 0:
         return None
     process.kill()

@@ -83,9 +83,9 @@ def command_line(values: dict[str, Any], draw: random.Random) -> list[str]:
 
 def names(message: str, argv: list[str]) -> bool:
     """Whether a one-line message names a flag, field or value that was given."""
-    given = [part for flag in argv for part in flag.lstrip("-").split("=")]
+    given = [part or "''" for flag in argv for part in flag.lstrip("-").split("=")]
     given += [part.replace("-", "_") for part in given] + ["preset", "resume"]
-    return "\n" not in message and any(part and part in message for part in given)
+    return "\n" not in message and any(part in message for part in given)
 
 
 def trace(config: experiment.Config, argv: list[str]) -> str | None:

@@ -123,7 +123,7 @@ def solve(
     for point in log_points(int(current.iteration), iterations, log_every):
         steps = point - int(current.iteration)
         if steps:
-            current = _advance(algorithm.update, game, current, steps)
+            current = _advance(algorithm.update, game, current, steps, _mesh(current))
             jax.block_until_ready(current)
         wall = time.perf_counter() - begin
         measured = _measure(algorithm, game, host_game, current)
@@ -194,9 +194,7 @@ def shard(state: State, devices: list) -> State:
     mesh = jax.sharding.Mesh(np.array(devices), ("batch",))
 
     def put(x):
-        axes = (None,) * (x.ndim - 1) + ("batch",) if x.ndim else ()
-        spec = jax.sharding.PartitionSpec(*axes)
-        return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+        return jax.device_put(x, jax.sharding.NamedSharding(mesh, _spec(x)))
 
     return jax.tree.map(put, state)
 
@@ -247,9 +245,30 @@ def perturbed(state: State, game: EFG, key, scale: float | int = 1e-12) -> State
     return dataclasses.replace(state, players=(players[0], players[1]))
 
 
-@functools.partial(jax.jit, static_argnames=("update",))
-def _advance(update, game: EFG, state: State, steps) -> State:
-    return advance(update, game, state, steps)
+@functools.partial(jax.jit, static_argnames=("update", "mesh"))
+def _advance(update, game: EFG, state: State, steps, mesh) -> State:
+    leaves, treedef = jax.tree.flatten(state)
+
+    def run(game, leaves, steps):
+        return jax.tree.leaves(advance(update, game, treedef.unflatten(leaves), steps))
+
+    if mesh is not None:  # each device its own settings, by itself
+        whole, specs = jax.sharding.PartitionSpec(), [_spec(x) for x in leaves]
+        run = jax.shard_map(
+            run, mesh=mesh, in_specs=(whole, specs, whole), out_specs=specs
+        )
+    return treedef.unflatten(run(game, leaves, steps))
+
+
+def _mesh(state: State):
+    """That over which `shard` spread a state, if any."""
+    sharding = next(iter(state.hparams.values())).sharding
+    return sharding.mesh if sharding.num_devices > 1 else None
+
+
+def _spec(x):
+    axes = (None,) * (x.ndim - 1) + ("batch",) if x.ndim else ()
+    return jax.sharding.PartitionSpec(*axes)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -8,8 +8,9 @@ class Algorithm(NamedTuple):
     """`make(config, env, env_params, network) -> Algorithm` in each algorithm's file.
 
     `init(key, hparams) -> state`: everything that a resumed run needs, with a counter
-    `state.update`. `update(state, hparams) -> state, metrics`: one rollout and what is
-    learned from it; jit, scan, vmap and shard it as you like.
+    `state.update`. Jitted, for it is hundreds of small operations.
+    `update(state, hparams) -> state, metrics`: one rollout and what is learned from it;
+    jit, scan, vmap and shard it as you like.
     `policy(params, obs, key, epsilon) -> actions` on a batch of observations.
     """
 

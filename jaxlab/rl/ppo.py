@@ -262,7 +262,7 @@ def make(
         """Most probable action, or uniform with probability epsilon."""
         return exploration.epsilon_greedy(key, heads(params, obs)[0], epsilon)
 
-    return Algorithm(init, update, policy)
+    return Algorithm(jax.jit(init), update, policy)
 
 
 def _surrogate(

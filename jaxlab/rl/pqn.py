@@ -254,4 +254,4 @@ def make(
     def policy(params, obs, key, epsilon=0.0):
         return exploration.epsilon_greedy(key, network.apply(params, obs), epsilon)
 
-    return Algorithm(init, update, policy)
+    return Algorithm(jax.jit(init), update, policy)

@@ -330,7 +330,7 @@ def make(
         q, memory = one_step(params, obs, memory, first, last_action)
         return memory, exploration.epsilon_greedy(key, q, epsilon)
 
-    return Algorithm(init, update, policy)
+    return Algorithm(jax.jit(init), update, policy)
 
 
 def _rows(sequence: Sequence, begin: int, end: int) -> Sequence:

@@ -270,6 +270,12 @@ def check_counts(config: Any) -> None:
             f"num_minibatches={config.num_minibatches} must divide num_steps * "
             f"num_envs = {batch}"
         )
+    for names, count in (
+        ("num_steps * num_envs", batch),
+        ("num_epochs * num_minibatches", config.num_epochs * config.num_minibatches),
+    ):
+        if count >= 2**31:
+            raise ValueError(f"{names} = {count} must be below 2**31, per update")
     if config.num_updates < 1:
         raise ValueError(
             f"total_steps={config.total_steps} is less than one rollout of {batch} "

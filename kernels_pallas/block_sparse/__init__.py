@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas import checks, tiles
-from kernels_pallas.block_sparse import reference
+from kernels_pallas.block_sparse import mosaic_tpu, reference
 from kernels_pallas.block_sparse.core import Config, attend
 from kernels_pallas.dispatch import Implementation, choose
 from kernels_pallas.lists import block_mask, repeat_last, row_lists
@@ -157,8 +157,6 @@ def run(q, k, v, sizes, rows, lists, config, kv_len, sinks, return_lse):
 
 def obstacles(q, k, v, *, block_q, block_k, **_) -> dict[str, str | None]:
     """Why each implementation cannot take such a call; `None` where it can."""
-    from kernels_pallas.block_sparse import mosaic_tpu  # imports Pallas, which is slow
-
     return {
         "reference": None,
         "xla": None,

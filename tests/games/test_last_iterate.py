@@ -24,8 +24,7 @@ WINDOW = {"kuhn_poker": 500, "leduc_poker": 10}
 def cases():
     for name in LITEEFG:
         yield pytest.param("kuhn_poker", name)
-        marks = () if name.startswith("DOMD") else (pytest.mark.slow,)
-        yield pytest.param("leduc_poker", name, marks=marks)
+        yield pytest.param("leduc_poker", name, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("game", "name"), list(cases()))

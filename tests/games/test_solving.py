@@ -10,6 +10,7 @@ import pytest
 
 from jaxlab import games
 from jaxlab.games import __main__ as command_line
+from jaxlab.games import algorithm as algorithm_lib
 from jaxlab.games import solving
 
 RTCFR = games.rtcfr_plus()
@@ -84,6 +85,24 @@ def test_two_devices_give_what_one_gives(swept):
     np.testing.assert_allclose(
         spread.history["nashconv_last"], batch.history["nashconv_last"], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_large_games_are_swept_one_setting_after_another(swept, devices, monkeypatch):
+    monkeypatch.setattr(algorithm_lib, "LARGE_GAME", 0)
+    solving._advance.clear_cache()
+    sweep, together = swept
+    chosen = None if devices is None else jax.devices()[:devices]
+    in_turn = games.solve_batch(
+        games.kuhn(), RTCFR, sweep, 150, log_every=50, devices=chosen
+    )
+    solving._advance.clear_cache()
+    assert in_turn.state.iteration == 150
+    for a, b in zip(
+        jax.tree.leaves(in_turn.state), jax.tree.leaves(together.state), strict=True
+    ):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_payoffs_may_be_a_batch():

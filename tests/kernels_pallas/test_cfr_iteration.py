@@ -140,7 +140,7 @@ def test_a_saddle_point_of_a_matrix_game_is_found():
             np.testing.assert_allclose(share, [1 / 16, 10 / 16, 5 / 16], atol=2e-3)
 
 
-@pytest.mark.parametrize("batch", [1, 130])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 130])
 def test_the_kernel_computes_what_the_definition_says(batch):
     # A batch beyond 128 takes two programs, and both are cut out of padding.
     game = make_game()

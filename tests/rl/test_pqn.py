@@ -244,6 +244,10 @@ def test_the_five_tuple_interface_counts_every_end_as_termination():
     [
         ({"num_minibatches": 7}, "num_minibatches=7 must divide .* = 2048"),
         ({"num_epochs": 0}, "num_epochs=0 must be at least 1"),
+        (
+            {"num_epochs": 2**31 - 1},
+            r"num_epochs \* num_minibatches = \d+ must be below",
+        ),
         ({"total_steps": 100}, "total_steps=100 is less than one rollout of 2048"),
     ],
 )
