@@ -263,7 +263,8 @@ def _advance(update, game: EFG, state: State, steps, mesh) -> State:
 def _mesh(state: State):
     """That over which `shard` spread a state, if any."""
     sharding = next(iter(state.hparams.values())).sharding
-    return sharding.mesh if sharding.num_devices > 1 else None
+    named = isinstance(sharding, jax.sharding.NamedSharding)
+    return sharding.mesh if named and sharding.num_devices > 1 else None
 
 
 def _spec(x):

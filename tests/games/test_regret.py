@@ -8,7 +8,6 @@ import csv
 import functools
 import json
 
-import jax
 import numpy as np
 import pytest
 
