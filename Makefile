@@ -38,7 +38,7 @@ peers:  ## environments of the programs that benchmarks compare with; NAMES= for
 parity: setup  ## tests against live peers; each is skipped where its peer is missing
 	$(RUN) -m pytest -m parity $(ARGS)
 
-aot:  ## compile the kernels for described TPUs (extra aot), no hardware needed
+aot:  ## compile the kernels for described chips (extra aot), no hardware needed
 	$(MAKE) setup EXTRAS=dev,aot
 	$(RUN) -m kernels_pallas.aot $(ARGS)
 

@@ -20,6 +20,13 @@ NAMES = ("reference", "xla", "mosaic_tpu", "mosaic_gpu")
 _KERNELS = {"tpu": "mosaic_tpu", "cuda": "mosaic_gpu"}
 
 
+def compute_capability() -> str | None:
+    """Of this process's CUDA devices, as "9.0"; None where there are none."""
+    if jax.default_backend() != "gpu":
+        return None
+    return getattr(jax.devices()[0], "compute_capability", None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Static answer to "what runs where": platform name -> implementation.

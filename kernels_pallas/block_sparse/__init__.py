@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas import checks, tiles
-from kernels_pallas.block_sparse import mosaic_tpu, reference
+from kernels_pallas.block_sparse import mosaic_gpu, mosaic_tpu, reference
 from kernels_pallas.block_sparse.core import Config, attend
 from kernels_pallas.dispatch import Implementation, choose
 from kernels_pallas.lists import block_mask, repeat_last, row_lists
@@ -161,7 +161,7 @@ def obstacles(q, k, v, *, block_q, block_k, **_) -> dict[str, str | None]:
         "reference": None,
         "xla": None,
         "mosaic_tpu": mosaic_tpu.obstacle(q, k, v, block_q=block_q, block_k=block_k),
-        "mosaic_gpu": "block-sparse attention has no GPU kernel; XLA serves",
+        "mosaic_gpu": mosaic_gpu.obstacle(q, k, v, block_k=block_k),
     }
 
 

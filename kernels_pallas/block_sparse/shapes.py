@@ -49,9 +49,31 @@ COMPILE = tuple(
     Case(64, "float32", block_q=32, block_k=16),
 )
 
+COMPILE_GPU = (
+    *(
+        Case(head_dim, dtype)
+        for dtype in ("bfloat16", "float16")
+        for head_dim in (64, 80, 96, 128, 192, 256)
+    ),
+    *(
+        Case(head_dim, "bfloat16", block_k=block_k)
+        for head_dim in (64, 128, 256)
+        for block_k in (16, 32, 128)
+    ),
+    _LONG,
+    dataclasses.replace(_LONG, per_head=True),
+)
+
 # Small enough to interpret: tails, groups, more steps than ring slots, and steps of one
 # and of two blocks.
 INTERPRET = (
     Case(16, "float32", 20, 321, heads=2, kv_heads=1, block_q=8, block_k=64),
     Case(80, "bfloat16", 32, 389, heads=2, kv_heads=2, block_q=16, block_k=128),
+)
+
+# For the GPU interpreter, more blocks than pipeline stages in each: half-filled
+# tiles of 64 rows, stacked heads in two tiles, key blocks below and above 64 rows.
+INTERPRET_GPU = (
+    Case(80, "bfloat16", 104, 232, heads=2, kv_heads=1, block_q=40, block_k=32),
+    Case(64, "float16", 128, 384, heads=4, kv_heads=2, block_k=128, per_head=False),
 )

@@ -1,14 +1,16 @@
 """Attention of one new token per sequence to its KV cache."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import checks
-from kernels_pallas.decode import reference, xla
-from kernels_pallas.dispatch import Implementation, choose
+from kernels_pallas.decode import mosaic_gpu, reference, xla
+from kernels_pallas.dispatch import Implementation, Plan, choose
 
 __all__ = ["decode_attention"]
 
@@ -49,8 +51,8 @@ def decode_attention(
         sequence (its place in the table, not in the pool), or `block_k` keys.
       block_k: keys of a block in a contiguous cache, default 64; the page if paged.
       scale: factor of the logits, default `H ** -0.5`.
-      num_splits: parts that a parallel kernel cuts one sequence into; the result does
-        not depend on it, and XLA needs none.
+      num_splits: parts that the GPU kernel cuts one sequence into, default as many as
+        fill the chip; the result depends on it in rounding only, and XLA needs none.
       return_lse: also return `lse`, float32, natural logarithm.
       implementation: see `kernels_pallas.explain`.
       interpret: passed to `pallas_call`; runs a kernel on the CPU.
@@ -71,7 +73,8 @@ def decode_attention(
     batch, heads, dim = q.shape
     kv_heads = k.shape[0 if page_table is not None else 2]
     scale = checks.scale_of(scale, dim)
-    plan = choose(_OP, implementation, obstacles(q, k, v), q.dtype)
+    known = obstacles(q, k, v, page_table=page_table, block_k=block_k)
+    plan = choose(_OP, implementation, known, q.dtype)
     limit = k.shape[1] if page_table is None else page_table.shape[1] * block_k
     kv_len = jnp.clip(kv_len.astype(jnp.int32), 0, limit)
     if plan.default == "reference":
@@ -84,21 +87,24 @@ def decode_attention(
         block_indices = block_indices.astype(jnp.int32)
         block_counts = block_counts.astype(jnp.int32)
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
+    config = _Config(scale, block_k, num_splits, plan, interpret)
     o, lse = _attend(
-        _Config(scale, block_k), grouped, k, v, page_table, block_indices, block_counts,
-        kv_len,
-    )  # fmt: skip
+        config, grouped, k, v, page_table, block_indices, block_counts, kv_len
+    )
     o = o.reshape(batch, heads, v.shape[-1])
     return (o, lse.reshape(batch, heads)) if return_lse else o
 
 
-def obstacles(q, k, v, **_) -> dict[str, str | None]:
+def obstacles(q, k, v, *, page_table=None, block_k=None, **_) -> dict[str, str | None]:
     """Why each implementation cannot take such a call; `None` where it can."""
+    block_k = block_k or (_BLOCK if page_table is None else k.shape[2])
     return {
         "reference": None,
         "xla": None,
         "mosaic_tpu": "decode_attention has no TPU kernel",
-        "mosaic_gpu": "decode_attention has no GPU kernel",
+        "mosaic_gpu": mosaic_gpu.obstacle(
+            q, k, v, page_table=page_table, block_k=block_k
+        ),
     }
 
 
@@ -106,10 +112,15 @@ def obstacles(q, k, v, **_) -> dict[str, str | None]:
 class _Config:
     scale: float
     block_k: int
+    num_splits: int | None
+    plan: Plan
+    interpret: Any
 
 
-def _define(config, q, k, v, *lists) -> tuple[Array, Array]:
-    return xla.forward(config, q, k, v, *lists)
+def _define(config, *args) -> tuple[Array, Array]:
+    homes = {"xla": xla.forward, "mosaic_gpu": mosaic_gpu.forward}
+    ready = {x: functools.partial(f, config) for x, f in homes.items()}
+    return config.plan.run(ready, *args)
 
 
 _attend = jax.custom_vjp(_define, nondiff_argnums=(0,))

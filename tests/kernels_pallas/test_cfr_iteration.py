@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
 
 import kernels_pallas as kp
@@ -225,7 +224,7 @@ def test_mistakes_are_named():
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the extra aot (libtpu)"
 )
-@pytest.mark.parametrize("chip", aot.CHIPS)
+@pytest.mark.parametrize("chip", aot.TPUS)
 @pytest.mark.parametrize("size", ["tiny", "largest"])
 def test_the_chips_compiler_accepts_the_kernel(chip, size, monkeypatch):
     for name, value in aot.ENVIRONMENT.items():
@@ -234,9 +233,7 @@ def test_the_chips_compiler_accepts_the_kernel(chip, size, monkeypatch):
     wide = (((0, 3, 6), (1, 3, 30), (2, 3, 150), (3, 2, 180)),) * 2
     game = make_game(GROUPS if size == "tiny" else wide)
     state = start(game, 256)
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=aot.CHIPS[chip].topology
-    )
+    topology = aot.describe(aot.CHIPS[chip])
     mesh = jax.sharding.Mesh(topology.devices[:1], ("chip",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = jax.tree.map(
