@@ -53,7 +53,12 @@ CHIPS = {
 TPUS = tuple(name for name, chip in CHIPS.items() if chip.platform == "tpu")
 OPS = {
     "tpu": ("block_sparse_attention", "flash_attention"),
-    "cuda": ("block_sparse_attention", "flash_attention", "decode_attention"),
+    "cuda": (
+        "block_sparse_attention",
+        "flash_attention",
+        "decode_attention",
+        "hsa_attention",
+    ),
 }
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -100,12 +105,13 @@ def compile_for(chip: Chip, op: str, case: Case, gradient: bool):
     import jax
     import jax.numpy as jnp
 
-    import kernels_pallas
+    import kernels_pallas as kp
 
     described = describe(chip)
     implementation: Any = "mosaic_tpu" if chip.platform == "tpu" else "mosaic_gpu"
     mesh = jax.sharding.Mesh(described.devices[:1], ("chip",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    blocks: Any = {"block_q": case.block_q, "block_k": case.block_k}
 
     def array(shape, dtype):
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
@@ -113,60 +119,63 @@ def compile_for(chip: Chip, op: str, case: Case, gradient: bool):
     def qkv(length, heads):
         return array((case.batch, length, heads, case.head_dim), case.dtype)
 
-    def attend(q, k, v, indices, counts) -> Any:  # without lse, so one array
-        if op == "flash_attention":
-            return kernels_pallas.flash_attention(
-                q,
-                k,
-                v,
-                causal=True,
-                implementation=implementation,
-                block_q=case.block_q,
-                block_k=case.block_k,
-            )
-        return kernels_pallas.block_sparse_attention(
-            q,
-            k,
-            v,
-            indices=indices,
-            counts=counts,
-            implementation=implementation,
-            block_q=case.block_q,
-            block_k=case.block_k,
+    def flash(q, k, v) -> Any:  # without lse, so one array
+        return kp.flash_attention(
+            q, k, v, causal=True, implementation=implementation, **blocks
         )
+
+    def block_sparse(q, k, v, indices, counts) -> Any:
+        return kp.block_sparse_attention(
+            q, k, v, indices=indices, counts=counts, implementation=implementation,
+            **blocks,
+        )  # fmt: skip
+
+    def decode(q, k, v, indices, counts) -> Any:
+        return kp.decode_attention(
+            q[:, 0], k, v, kv_len=jnp.full(case.batch, case.keys - 1, jnp.int32),
+            block_indices=indices[:, :, 0], block_counts=counts[:, :, 0],
+            block_k=case.block_k, implementation=implementation,
+        )  # fmt: skip
+
+    def hsa(q, k, v, weights, indices) -> Any:
+        return kp.hsa_attention(
+            q, k, v, weights, indices, chunk=case.block_k, implementation=implementation
+        )
+
+    lists = array(case.lists, "int32"), array(case.lists[:3], "int32")
+    slots = (case.batch, case.rows, case.kv_heads, case.slots)
+    chosen = array(slots, "float32"), array(slots, "int32")
+    attend, more = {
+        "flash_attention": (flash, ()),
+        "block_sparse_attention": (block_sparse, lists),
+        "decode_attention": (decode, lists),
+        "hsa_attention": (hsa, chosen),
+    }[op]
+    arguments = (
+        qkv(case.rows, case.heads),
+        *(2 * [qkv(case.keys, case.kv_heads)]),
+        *more,
+    )
 
     def loss(*args):
         return attend(*args).astype(jnp.float32).sum()
 
-    def decode(q, k, v, indices, counts) -> Any:
-        return kernels_pallas.decode_attention(
-            q[:, 0],
-            k,
-            v,
-            kv_len=jnp.full(q.shape[0], case.keys - 1, jnp.int32),
-            block_indices=indices[:, :, 0],
-            block_counts=counts[:, :, 0],
-            block_k=case.block_k,
-            implementation=implementation,
-        )
-
-    if op == "decode_attention":
-        attend = decode
     function = jax.grad(loss, (0, 1, 2)) if gradient else attend
-    arguments = (
-        qkv(case.rows, case.heads),
-        qkv(case.keys, case.kv_heads),
-        qkv(case.keys, case.kv_heads),
-        array(case.lists, "int32"),
-        array(case.lists[:3], "int32"),
-    )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jax.jit(function).lower(*arguments).compile()
 
 
-def decoding(case: Case) -> Case:
-    """The case with one row, and lists per KV head."""
-    return dataclasses.replace(case, rows=case.block_q, per_head=False)
+def cases(chip: Chip, op: str) -> Iterator[tuple[Case, bool]]:
+    """What to compile of an op, and whether its gradient."""
+    for case in chip.cases:
+        if op == "decode_attention":  # one row, and lists per KV head
+            yield dataclasses.replace(case, rows=case.block_q, per_head=False), False
+        elif op == "hsa_attention":
+            if case.rows == case.keys <= 4096 and case.block_k <= 64:
+                yield dataclasses.replace(case, slots=8), False
+        else:
+            yield case, False
+            yield case, True
 
 
 def count(case: Case, gradient: bool) -> tuple[float, float]:
@@ -257,17 +266,14 @@ def main(arguments: list[str] | None = None) -> int:
         for op in OPS[CHIPS[chip].platform]:
             if chosen.op and op not in chosen.op:
                 continue
-            for case in CHIPS[chip].cases:
+            for case, gradient in cases(CHIPS[chip], op):
                 if chosen.head_dim and case.head_dim not in chosen.head_dim:
                     continue
                 if chosen.dtype and case.dtype not in chosen.dtype:
                     continue
-                if op == "decode_attention":
-                    case = decoding(case)
-                for gradient in (False, True) if op != "decode_attention" else (False,):
-                    good, line = report(chip, op, case, gradient)
-                    failed += not good
-                    print(line, flush=True)
+                good, line = report(chip, op, case, gradient)
+                failed += not good
+                print(line, flush=True)
     return 1 if failed else 0
 
 

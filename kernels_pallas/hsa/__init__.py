@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import checks, tiles
-from kernels_pallas.dispatch import Implementation, choose
-from kernels_pallas.hsa import reference, xla
+from kernels_pallas.dispatch import Implementation, Plan, choose
+from kernels_pallas.hsa import mosaic_gpu, reference, xla
 from kernels_pallas.lists import row_lists
 
 __all__ = ["hsa_attention"]
@@ -49,7 +50,7 @@ def hsa_attention(
       scale: factor of the logits, default `H ** -0.5`.
       sm_n: added to every in-chunk denominator ("softmax1" with 1).
       implementation: see `kernels_pallas.explain`.
-      interpret: unused by the implementations that run here.
+      interpret: passed to the kernel; runs it on the CPU.
 
     Returns:
       `o` in the dtype of q.
@@ -75,9 +76,8 @@ def hsa_attention(
     if sm_n < 0:
         raise ValueError(f"{_OP}: sm_n={sm_n} must not be negative")
     scale = checks.scale_of(scale, dim)
-    plan = choose(
-        _OP, implementation, obstacles(q, mem_k, mem_v, weights, indices), q.dtype
-    )
+    known = obstacles(q, mem_k, mem_v, weights, indices, chunk=chunk)
+    plan = choose(_OP, implementation, known, q.dtype)
     if plan.default == "reference":
         return reference.attention(
             q, mem_k, mem_v, weights, indices, chunk=chunk, scale=scale, sm_n=sm_n
@@ -95,17 +95,19 @@ def hsa_attention(
         indices=_cut(indices.astype(jnp.int32), sizes, -1),
     )
     lists = _union(selection.indices, sizes.key_blocks)
-    o = _attend(_Config(scale, sm_n), operands, selection, lists)
+    o = _attend(_Config(scale, sm_n, plan, interpret), operands, selection, lists)
     return tiles.join_queries(o, sizes)
 
 
-def obstacles(q, mem_k, mem_v, weights, indices, **_) -> dict[str, str | None]:
+def obstacles(
+    q, mem_k, mem_v, weights, indices, *, chunk, **_
+) -> dict[str, str | None]:
     """Why each implementation cannot take such a call; `None` where it can."""
     return {
         "reference": None,
         "xla": None,
         "mosaic_tpu": "hsa_attention has no TPU kernel",
-        "mosaic_gpu": "hsa_attention has no GPU kernel",
+        "mosaic_gpu": mosaic_gpu.obstacle(q, mem_k, mem_v, indices, chunk=chunk),
     }
 
 
@@ -113,6 +115,8 @@ def obstacles(q, mem_k, mem_v, weights, indices, **_) -> dict[str, str | None]:
 class _Config:
     scale: float
     sm_n: float
+    plan: Plan
+    interpret: Any
 
 
 @jax.tree_util.register_dataclass
@@ -144,7 +148,9 @@ def _union(chosen, chunks):
 
 
 def _define(config, operands, selection, lists) -> Array:
-    run = tiles.batched(functools.partial(xla.forward, config))
+    homes = {"xla": xla.forward, "mosaic_gpu": mosaic_gpu.forward}
+    ready = {x: functools.partial(f, config) for x, f in homes.items()}
+    run = tiles.batched(functools.partial(config.plan.run, ready))
     return run(operands, selection, lists)
 
 
