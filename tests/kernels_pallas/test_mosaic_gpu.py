@@ -171,6 +171,40 @@ def test_decoding_agrees_with_xla_and_reads_nothing_behind_the_end(
     compare(got, decode("xla")(*exact), TOLERANCE["bfloat16"])
 
 
+CHUNKS = [
+    pytest.param(dim, chunk, sm_n, touch, marks=marks)
+    for dim in (64, 80, 256)
+    for chunk in (16, 64)
+    for sm_n in (0.0, 1.0)
+    for touch in (False, True)
+    for marks in [() if (dim, chunk, sm_n) == (80, 64, 1.0) else pytest.mark.slow]
+]
+
+
+@pytest.mark.parametrize(("dim", "chunk", "sm_n", "touch"), CHUNKS)
+def test_chunk_attention_agrees_with_xla(dim, chunk, sm_n, touch):
+    batch, rows, heads, kv_heads, chunks, slots = 1, 100, 4, 2, 7, 3
+    random = jax.random.split(jax.random.key(0), 5)
+    q = jax.random.normal(random[0], (batch, rows, heads, dim)).astype(jnp.bfloat16)
+    k, v = (
+        jax.random.normal(key, (batch, chunks * chunk, kv_heads, dim)).astype(q.dtype)
+        for key in random[1:3]
+    )
+    scores = jax.random.uniform(random[3], (batch, rows, kv_heads, chunks))
+    chosen = jnp.argsort(scores, axis=-1)[..., :slots].astype(jnp.int32)
+    weights = jax.random.uniform(random[4], chosen.shape).at[:, ::3, :, 1].set(0.0)
+
+    def attend(implementation, interpret=None):
+        return lambda q, k, v: kp.hsa_attention(
+            q, k, v, weights, chosen, chunk=chunk, sm_n=sm_n,
+            implementation=implementation, interpret=interpret,
+        )  # fmt: skip
+
+    got = simulated(lambda i: attend("mosaic_gpu", i), q, k, v, touch=touch)
+    exact = (x.astype(jnp.float32) for x in (q, k, v))
+    compare([got], [attend("xla")(*exact)], TOLERANCE["bfloat16"])
+
+
 def test_a_hopper_would_take_the_kernel_and_others_say_why_not(monkeypatch):
     q = jax.ShapeDtypeStruct((1, 256, 4, 128), jnp.bfloat16)
     answer = kp.explain(kp.flash_attention, q, q, q, platform="cuda")
