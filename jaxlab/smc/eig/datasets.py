@@ -45,10 +45,8 @@ def run(
     are split over its first axis.
 
     Raises:
-      ValueError: if the devices do not divide the data sets, or `chunk < 1`.
+      ValueError: if the devices do not divide the data sets.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1 data set")
     num = u.shape[0]
 
     def local(shared, keys, u, noise):

@@ -3,6 +3,7 @@
 Shapes: `N` data sets, `d` latent coordinates, `m` noise coordinates, `R` replicates.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -12,8 +13,54 @@ import numpy as np
 from jaxtyping import Array, Float, UInt
 from scipy.stats import qmc
 
+from jaxlab.smc.models.model import BoedModel
+
 BITS = 30
 KINDS = ("iid", "rqmc")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Points:
+    """Which data sets an estimator simulates: options that all of them share.
+
+    Attributes:
+      n_outer: `N` simulated data sets.
+      outer: "iid", or "rqmc" for scrambled Sobol points.
+      replicates: independent scrambles that give the error bar of "rqmc".
+      chunk: data sets in memory at a time.
+
+    Raises:
+      ValueError: on sizes that do not fit together (see `check`).
+    """
+
+    n_outer: int = 512
+    outer: str = "iid"
+    replicates: int = 8
+    chunk: int = 256
+
+    def __post_init__(self):
+        check(self.n_outer, self.outer, self.replicates)
+        if self.chunk < 1:
+            raise ValueError(f"chunk={self.chunk} must be at least 1 data set")
+
+    @property
+    def scrambles(self) -> int:
+        """Replicates that the error bar is read from; 0 for i.i.d. points."""
+        return self.replicates if self.outer == "rqmc" else 0
+
+    def draw(
+        self, key, model: BoedModel, xi: Array
+    ) -> tuple[Float[Array, "N d"], Float[Array, "N m"]]:
+        """Latents and noises for `model` at `xi`, in the design's dtype."""
+        return draw(
+            key,
+            self.n_outer,
+            model.dim,
+            model.noise_dim(xi),
+            self.outer,
+            self.replicates,
+            xi.dtype,
+        )
 
 
 def check(num: int, kind: str, replicates: int) -> None:
