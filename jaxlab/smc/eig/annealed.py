@@ -66,7 +66,7 @@ def estimate(
         raise ValueError(f"anova={anova} must lie between 0 and n_outer={n_outer}")
     return _estimate(
         key,
-        datasets.check_design(xi),
+        datasets.check_design(xi, model),
         tuning,
         model=model,
         config=config,
@@ -99,7 +99,7 @@ def smc(
     fields = {k: v for k, v in options.items() if k not in names}
     return _estimate(
         key,
-        datasets.check_design(xi),
+        datasets.check_design(xi, model),
         tuning,
         model=model,
         config=dataclasses.replace(config, **fields),
@@ -201,7 +201,12 @@ def estimate_batch(
 
     if design_chunk < 1:
         raise ValueError(f"design_chunk={design_chunk} must be at least 1 design")
-    designs = datasets.check_design(designs)
+    designs = datasets.check_design(designs, model)
+    if not designs.ndim or not designs.shape[0]:
+        raise ValueError(
+            f"designs has shape {designs.shape}; it needs a leading axis of at least "
+            "one design, pass xi[None] for a single one"
+        )
 
     def one(xi):
         return estimate(key, model, xi, config, **options)

@@ -110,7 +110,7 @@ def linear_gaussian(
 def _shared(xi, model, n_inner, points):
     if n_inner < 1:
         raise ValueError(f"n_inner={n_inner} must be at least 1")
-    xi = datasets.check_design(xi)
+    xi = datasets.check_design(xi, model)
     return dict(xi=xi, model=model, n_inner=n_inner, points=Points(**points))
 
 
