@@ -138,11 +138,11 @@ def _estimate(
 ):
     key_outer, key_chains, key_again, key_pilot = jax.random.split(key, 4)
     dtype = xi.dtype
+    u, noise = points.draw(key_outer, model, xi)
     overhead = jnp.zeros((), jnp.int32)
     if tuning is None:
         tuning = pilot.tune(key_pilot, model, xi, config, dtype)
         overhead = overhead + tuning.n_evals
-    u, noise = points.draw(key_outer, model, xi)
     one = _forward_dataset if forward_only else _reverse_dataset
 
     def dataset(shared, key, u, noise):
