@@ -16,6 +16,7 @@ import pytest
 
 from jaxlab import smc
 from jaxlab.smc import eig, pilot
+from jaxlab.smc.eig import datasets
 from jaxlab.smc.eig.result import Curves, summarise
 from jaxlab.smc.models import linear_gaussian as lg
 
@@ -135,9 +136,28 @@ def test_a_tuning_can_be_used_again_and_is_not_charged_twice():
     assert close(result, EXACT)
 
 
+@pytest.mark.parametrize(("num", "chunk"), [(7, 3), (6, 3), (3, 8), (1, 1)])
+def test_chunks_and_their_rest_are_one_batch(num, chunk):
+    def one(shared, key, u, noise):
+        value = shared * u[0] + noise[0] + jax.random.uniform(key)
+        count = jnp.ones((), jnp.int32)
+        sample = eig.Sample(value, value, value, value, count, count, value)
+        return sample, value[None], value[None]
+
+    keys, shared = jax.random.split(jax.random.key(0), num), jnp.float32(2.0)
+    u = jnp.arange(num, dtype=jnp.float32)[:, None]
+    samples, curves = datasets.run(one, shared, keys, u, 0 * u, chunk=chunk)
+    expected, _, _ = jax.vmap(lambda k, v: one(shared, k, v, 0 * v))(keys, u)
+    np.testing.assert_allclose(samples.log_z, expected.log_z, rtol=1e-6)
+    np.testing.assert_allclose(curves.accept[0], expected.log_z.mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        curves.work_sd[0], np.std(expected.log_z), rtol=1e-3, atol=1e-3
+    )
+
+
 def test_two_devices_and_small_chunks_give_what_one_large_chunk_gives():
     mesh = jax.make_mesh((2,), ("datasets",))
-    split = run(config=SMALL, n_outer=512, mesh=mesh, chunk=100)  # two and a rest each
+    split = run(config=SMALL, n_outer=512, mesh=mesh, chunk=128)  # two chunks each
     whole = small()
     assert len(split.samples.log_z.sharding.device_set) == 2
     np.testing.assert_allclose(

@@ -63,7 +63,10 @@ class EIGResult:
 
     @property
     def n_evals(self) -> int:
-        """Likelihood evaluations in all; read on the host, so it cannot overflow."""
+        """Likelihood evaluations in all, added up on the host in 64 bits.
+
+        `overhead` is a sum of the device and must stay below 2^31.
+        """
         spent = np.asarray(self.samples.n_evals, np.int64).sum()
         return int(spent + np.asarray(self.overhead, np.int64).sum())
 
@@ -223,8 +226,8 @@ def diagnose(result: EIGResult) -> list[str]:
         )
     if 50 * int(result.n_outliers) > result.samples.loglik.shape[-1]:
         notes.append(
-            f"{int(result.n_outliers)} forward chains ended far from their data and had "
-            "their gaps capped: pass k_forward=4 or increase n_moves."
+            f"{int(result.n_outliers)} forward chains ended far from their data, and "
+            "their gaps were capped: pass k_forward=4 or increase n_moves."
         )
     if int(result.n_nonfinite):
         notes.append(f"{int(result.n_nonfinite)} data sets had no finite log Z.")
