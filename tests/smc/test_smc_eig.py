@@ -136,25 +136,35 @@ def test_a_tuning_can_be_used_again_and_is_not_charged_twice():
     assert close(result, EXACT)
 
 
-@pytest.mark.parametrize(("num", "chunk"), [(7, 3), (6, 3), (3, 8), (1, 1)])
-def test_chunks_and_their_rest_are_one_batch(num, chunk):
-    def one(shared, key, u, noise):
-        value = shared * u[0] + noise[0] + jax.random.uniform(key)
-        count = jnp.ones((), jnp.int32)
-        sample = eig.Sample(value, value, value, value, count, count, value)
-        return sample, value[None], value[None]
+def draw_once(shared, key, u, noise):
+    value = shared * u[0] + noise[0] + jax.random.uniform(key)
+    count = jnp.ones((), jnp.int32)
+    sample = eig.Sample(value, value, value, value, count, count, value)
+    return sample, value[None], value[None]
 
+
+@pytest.mark.parametrize(
+    ("num", "chunk", "devices"), [(7, 3, 0), (3, 8, 0), (1, 1, 0), (10, 3, 2)]
+)
+def test_neither_chunks_nor_devices_change_the_samples(num, chunk, devices):
     keys, shared = jax.random.split(jax.random.key(0), num), jnp.float32(2.0)
     u = jnp.arange(num, dtype=jnp.float32)[:, None]
-    samples, curves = datasets.run(one, shared, keys, u, 0 * u, chunk=chunk)
-    expected, _, _ = jax.vmap(lambda k, v: one(shared, k, v, 0 * v))(keys, u)
-    np.testing.assert_allclose(samples.log_z, expected.log_z, rtol=1e-6)
-    np.testing.assert_allclose(curves.accept[0], expected.log_z.mean(), rtol=1e-5)
-    np.testing.assert_allclose(
-        curves.work_sd[0], np.std(expected.log_z), rtol=1e-3, atol=1e-3
-    )
+    mesh = jax.make_mesh((devices,), ("datasets",)) if devices else None
+    run = functools.partial(datasets.run, draw_once, chunk=chunk, mesh=mesh)
+    samples, curves = jax.jit(run)(shared, keys, u, 0 * u)
+    one = jax.jit(jax.vmap(lambda k, v: draw_once(shared, k, v, 0 * v)[0]))
+    expected = one(keys, u).log_z
+    np.testing.assert_allclose(samples.log_z, expected, rtol=1e-6)
+    np.testing.assert_allclose(curves.accept[0], np.mean(expected), rtol=1e-5)
+    spread = np.std(np.asarray(expected))
+    np.testing.assert_allclose(curves.work_sd[0], spread, rtol=1e-3, atol=2e-3)
+    if devices:
+        assert len(samples.log_z.sharding.device_set) == devices
+        with pytest.raises(ValueError, match="n_outer=9 must be a multiple of the 2"):
+            run(shared, keys[:9], u[:9], u[:9])
 
 
+@pytest.mark.slow
 def test_two_devices_and_small_chunks_give_what_one_large_chunk_gives():
     mesh = jax.make_mesh((2,), ("datasets",))
     split = run(config=SMALL, n_outer=512, mesh=mesh, chunk=128)  # two chunks each
@@ -166,8 +176,6 @@ def test_two_devices_and_small_chunks_give_what_one_large_chunk_gives():
     np.testing.assert_allclose(split.value, whole.value, rtol=1e-5)
     np.testing.assert_allclose(split.accept, whole.accept, rtol=1e-3)
     np.testing.assert_allclose(split.work_sd, whole.work_sd, rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match="n_outer=511 must be a multiple of the 2"):
-        run(config=SMALL, n_outer=511, mesh=mesh)
 
 
 @functools.cache
@@ -180,6 +188,7 @@ def batch():
     )
 
 
+@pytest.mark.slow
 def test_a_batch_of_designs_is_a_loop():
     designs, results = batch()
     assert results.value.shape == (4,)
@@ -188,6 +197,7 @@ def test_a_batch_of_designs_is_a_loop():
     np.testing.assert_allclose(results.value, exact, atol=4 * results.se.max())
 
 
+@pytest.mark.slow
 def test_common_random_numbers_sharpen_differences():
     designs, results = batch()
     difference, se = eig.paired_difference(results, 0, 1)
@@ -326,10 +336,10 @@ def test_forward_chains_that_lost_their_mode_do_not_spoil_the_mean():
     assert spoiled.upper > clean.upper + 0.1
 
 
-def mixed_works(fraction=0.02, num=40_000):
-    """Rare data sets with gaps of 8 nats: works of variance 8, or lost by 8 nats."""
+def mixed_works(num=4000):
+    """One data set in 50 has a gap of 8 nats: works of variance 8, or lost by 8."""
     rng = np.random.default_rng(2)
-    rare = rng.uniform(size=num) < fraction
+    rare = np.arange(num) % 50 == 0
     kicks = rng.normal(size=(4, num))
     base = 0.2 + 0.4**0.5 * kicks[0], -0.2 + 0.4**0.5 * kicks[1]  # log Z is 0
     wild = 4 + 8**0.5 * kicks[2], -4 + 8**0.5 * kicks[3]
@@ -346,7 +356,7 @@ def mixed_works(fraction=0.02, num=40_000):
 def test_capped_gaps_are_less_wrong_than_dropping_or_keeping_them():
     """Bug museum: an outlying gap was taken for a forward chain that lost its mode."""
     (wild, restless), (_, lost) = mixed_works()
-    values = [float(summary(s, guard=3.0).value) for s in (restless, lost)]
+    values = [float(summary(s).value) for s in (restless, lost)]
     dropped = np.where(wild, restless.log_z_reverse, restless.log_z).mean()
     assert -dropped < -0.07  # right for the lost ones
     assert lost.log_z.mean() < -0.07  # and keeping them is right for the others
@@ -463,10 +473,9 @@ def allowance(name, record):
     return math.hypot(record["se"], extra)
 
 
-@pytest.mark.parametrize(
-    "name", ["lg_c", *(pytest.param(n, marks=SLOW) for n in ("smd_b", "jc_b"))]
-)
-def test_gold_value(gold, name):
+@pytest.mark.slow  # by default, docs/smc.md's example is checked against that of lg_a
+@pytest.mark.parametrize("name", ["lg_c", "smd_b", "jc_b"])
+def test_gold_value_with_few_data_sets(gold, name):
     check_gold(gold, name, n_outer=512, n_temps=200, n_moves=4, bias=0.03)
 
 
@@ -526,15 +535,14 @@ def test_memory_does_not_grow_with_the_designs():
         n_temps=2, n_moves=0, estimator="rev", schedule="power", kernel="slice"
     )
 
-    def temporary(num):
-        run = functools.partial(
-            spring_batch, config=config, n_outer=64, design_chunk=20
-        )
-        designs = jax.ShapeDtypeStruct((num, 2), jnp.float32)
-        compiled = jax.jit(run).lower(jax.random.key(0), designs).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    assert temporary(1000) <= 1.01 * temporary(100)
+    run = jax.jit(
+        functools.partial(spring_batch, config=config, n_outer=64, design_chunk=20)
+    )
+    lowered = run.lower(jax.random.key(0), jax.ShapeDtypeStruct((1000, 2), jnp.float32))
+    memory = lowered.compile().memory_analysis()
+    # Latents, noises and keys of a data set take 64 bytes; those of 20 designs 80 KB.
+    assert memory.temp_size_in_bytes < 0.5 * 1000 * 64 * 64
+    assert memory.output_size_in_bytes < 1.2 * 1000 * (64 * 28 + 100)
 
 
 def test_arguments_that_cannot_work_say_what_to_do():

@@ -53,7 +53,9 @@ def runner(num_moves=2, ess_threshold=0.5, last_moves=False, sizes=None):
             sizes=sizes,
         )
 
-    return jax.jit(jax.vmap(run))
+    # Unoptimised, as the suite is compiled, its runs would cost more than that saves.
+    options = {"xla_backend_optimization_level": 1}
+    return jax.jit(jax.vmap(run), compiler_options=options)
 
 
 @functools.cache

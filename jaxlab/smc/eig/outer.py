@@ -126,13 +126,16 @@ def scramble(key, points: UInt[Array, "N D"]) -> UInt[Array, "N D"]:
     dim = points.shape[1]
     columns = jax.random.bits(key_matrix, (BITS, dim), jnp.uint32)
     shift = jax.random.bits(key_shift, (dim,), jnp.uint32)
-    result = jnp.broadcast_to(shift & jnp.uint32((1 << BITS) - 1), points.shape)
-    for bit in range(BITS):
-        weight = 1 << (BITS - 1 - bit)
-        column = (columns[bit] & jnp.uint32(weight - 1)) | jnp.uint32(weight)
-        is_set = (points & jnp.uint32(weight)) != 0
-        result = result ^ jnp.where(is_set, column[None, :], jnp.uint32(0))
-    return result
+    start = jnp.broadcast_to(shift & jnp.uint32((1 << BITS) - 1), points.shape)
+
+    def add(result, bit):
+        weight, column = bit
+        column = (column & (weight - jnp.uint32(1))) | weight
+        is_set = (points & weight) != 0
+        return result ^ jnp.where(is_set, column[None, :], jnp.uint32(0)), None
+
+    weights = jnp.uint32(1) << jnp.arange(BITS, dtype=jnp.uint32)[::-1]
+    return jax.lax.scan(add, start, (weights, columns))[0]
 
 
 @functools.lru_cache(maxsize=8)
