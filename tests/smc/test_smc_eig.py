@@ -44,26 +44,52 @@ def close(result, exact, bias=0.0):
     return abs(float(result.value) - exact) <= 3.5 * float(result.se) + bias
 
 
+@functools.cache
+def documented():
+    """The first example of docs/smc.md: compiled once for both, if either is cached."""
+    model, xi = smc.models.get("lg"), jnp.asarray(XI)
+    return eig.estimate(jax.random.key(0), model, xi, n_outer=512)
+
+
+EXACT_DOCUMENTED = 9.3288443
+
+
 def test_mid_is_right_and_sandwiched():
-    np.testing.assert_allclose(exact_eig(jnp.asarray(XI)), EXACT, rtol=1e-5)
-    result = small()
-    assert close(result, EXACT)
-    assert result.lower < EXACT < result.upper
+    result = documented()
+    exact = float(jax.jit(eig.linear_gaussian)(jnp.asarray(XI)))
+    np.testing.assert_allclose(exact, EXACT_DOCUMENTED, rtol=1e-5)
+    assert close(result, exact, bias=eig.budget.MID_BIAS * float(result.gap) ** 2)
+    assert result.lower < exact < result.upper
     assert not result.guarded
-    middle = 0.5 * (result.lower + result.upper)  # outliers apart
+    middle = 0.5 * (result.lower + result.upper)  # capped gaps apart
     np.testing.assert_allclose(result.value, middle, atol=0.05)
     assert int(result.n_outliers) < 0.02 * 512
 
 
+@pytest.mark.slow
+def test_mid_is_right_where_little_is_learnt():
+    np.testing.assert_allclose(exact_eig(jnp.asarray(XI)), EXACT, rtol=1e-5)
+    result = small()
+    assert close(result, EXACT)
+    assert result.lower < EXACT < result.upper
+
+
+def test_evaluations_of_both_directions_are_counted_exactly():
+    result = documented()
+    np.testing.assert_array_equal(result.samples.n_evals, 2 * (1 + 199 * 4))
+    assert result.overhead == 256 * 5
+    assert result.n_evals == 512 * 2 * (1 + 199 * 4) + 256 * 5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "evals"),
     [
-        ({}, 2 * (1 + 59 * 4)),
-        pytest.param({"estimator": "rev"}, 1 + 59 * 4, marks=SLOW),
-        pytest.param({"estimator": "ti"}, 1 + 60 * 4, marks=SLOW),
-        pytest.param({"k_forward": 3}, 4 * (1 + 59 * 4), marks=SLOW),
+        ({"estimator": "rev"}, 1 + 59 * 4),
+        ({"estimator": "ti"}, 1 + 60 * 4),
+        ({"k_forward": 3}, 4 * (1 + 59 * 4)),
     ],
-    ids=["mid", "rev", "ti", "mid three forward"],
+    ids=["rev", "ti", "mid three forward"],
 )
 def test_evaluations_are_counted_exactly(fields, evals):
     result = small(**fields)
@@ -144,7 +170,8 @@ def draw_once(shared, key, u, noise):
 
 
 @pytest.mark.parametrize(
-    ("num", "chunk", "devices"), [(7, 3, 0), (3, 8, 0), (1, 1, 0), (10, 3, 2)]
+    ("num", "chunk", "devices"),
+    [(7, 3, 0), (10, 3, 2), *(pytest.param(n, 8, 0, marks=SLOW) for n in (1, 3))],
 )
 def test_neither_chunks_nor_devices_change_the_samples(num, chunk, devices):
     keys, shared = jax.random.split(jax.random.key(0), num), jnp.float32(2.0)
@@ -209,12 +236,11 @@ def test_common_random_numbers_sharpen_differences():
 
 
 def test_one_program_serves_other_keys_and_designs():
-    model = smc.models.get("lg", sigma=1.0)
-    small()
+    documented()
     compiled = eig.annealed._estimate._cache_size()
     for seed in range(2):
         xi = jax.random.uniform(jax.random.key(seed), (4,))
-        eig.estimate(jax.random.key(seed), model, xi, SMALL, n_outer=512)
+        eig.estimate(jax.random.key(seed), smc.models.get("lg"), xi, n_outer=512)
     assert eig.annealed._estimate._cache_size() == compiled
 
 
@@ -275,25 +301,27 @@ def test_bias_that_dominates_is_reported():
 
 
 def test_a_planned_budget_meets_its_target():
-    plan = eig.plan_budget(small(), SMALL, 0.05)
-    assert plan.rmse <= 0.05
+    result, config = documented(), smc.Config()
+    plan = eig.plan_budget(result, config, 0.1)
+    assert plan.rmse <= 0.1
     # Variance over N alone asks for nearly as many data sets: the chains suffice.
-    variance = float(small().sigma_b) ** 2 + float(small().sigma_w) ** 2
-    assert variance / 0.05**2 < plan.n_outer < 2 * variance / 0.05**2
-    finer = eig.plan_budget(small(), SMALL, 0.01)
+    variance = float(result.sigma_b) ** 2 + float(result.sigma_w) ** 2
+    assert variance / 0.1**2 < plan.n_outer < 2 * variance / 0.1**2
+    finer = eig.plan_budget(result, config, 0.02)
     assert finer.n_temps > plan.n_temps
     assert finer.n_evals > 20 * plan.n_evals
 
 
 def test_plans_that_cannot_be_made_say_why():
+    result, config = documented(), smc.Config()
     with pytest.raises(ValueError, match="target_rmse=0.0 must be positive"):
-        eig.plan_budget(small(), SMALL, 0.0)
+        eig.plan_budget(result, config, 0.0)
     with pytest.raises(ValueError, match="sigma_w was not measured"):
-        eig.plan_budget(summary(made_up(), guard=0.5), SMALL, 0.1)
+        eig.plan_budget(summary(made_up(), guard=0.5), config, 0.1)
     with pytest.raises(ValueError, match="estimator='ti' has no bias model"):
-        eig.plan_budget(small(), dataclasses.replace(SMALL, estimator="ti"), 0.1)
+        eig.plan_budget(result, smc.Config(estimator="ti"), 0.1)
     with pytest.raises(ValueError, match="raise max_temps"):
-        eig.plan_budget(small(), SMALL, 1e-6, max_temps=40)
+        eig.plan_budget(result, config, 1e-6, max_temps=40)
 
 
 def made_up(num=4000, lost=()):
