@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxlab.smc import kernels, pilot, tempered
-from jaxlab.smc.eig import estimate_batch, outer
+from jaxlab.smc.eig import datasets, estimate_batch, outer
 from jaxlab.smc.models.model import BoedModel
 from jaxlab.smc.reverse_annealed import Config
 
@@ -135,6 +135,11 @@ def cross_entropy(
         raise ValueError(
             f"elite={elite} must lie between 2 and population={population}"
         )
+    if lower.shape != upper.shape:
+        raise ValueError(
+            f"corners of shape {lower.shape} and {upper.shape} must have that of a "
+            "design"
+        )
 
     def step(carry, key):
         mean, deviation = carry
@@ -197,6 +202,9 @@ def gradient(
         )
     if n_outer < 2:
         raise ValueError(f"n_outer={n_outer} must be at least 2 to give an error bar")
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1 data set")
+    xi = datasets.check_design(xi, model)
     key_tune, key_outer, key_moves = jax.random.split(key, 3)
     tuning = pilot.tune(key_tune, model, xi, config, xi.dtype)
     params = jax.tree.map(lambda x: x[-1], tuning.params)
@@ -247,6 +255,7 @@ def ascend(
     Returns:
       The final design, and the path `[steps, ...]`.
     """
+    xi = datasets.check_design(xi, model)
     lower, upper = (_broadcast(corner, xi) for corner in bounds(model, xi.dtype))
     width = upper - lower
     optimiser = optax.rmsprop(learning_rate)

@@ -64,7 +64,7 @@ class Config:
     covariance: str = "prior"
     estimator: str = "mid"
     gap_guard: float = 2.0  # nats; a wider mean gap turns "mid" into the lower bound
-    outlier_guard: float = 4.0  # robust deviations; the same for single data sets
+    outlier_guard: float = 4.0  # robust deviations; "mid" caps single gaps there
     grad_cost: int = 2  # evaluations that one value and gradient count for
     pilot_datasets: int = 16
     pilot_particles: int = 128

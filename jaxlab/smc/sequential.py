@@ -101,7 +101,12 @@ def update(
       y: what was observed.
       num_moves: moves per temperature.
       max_temps: bound on the number of temperatures.
+
+    Raises:
+      ValueError: if `xi` or `y` has another shape than the history's.
     """
+    _check_shape("xi", xi.shape, state.designs)
+    _check_shape("y", y.shape, state.observations)
     target = kernels.Target(
         lambda u: model.loglik(u, y, xi), lambda u: log_posterior(model, state, u)
     )
@@ -145,6 +150,7 @@ def particle_gain(
             f"particle_gain shares mean(u, xi) between data sets; model {model.name!r} "
             "has none, use annealed_gain"
         )
+    _check_shape("a candidate", candidates.shape[1:], state.designs)
     key_choice, key_noise = jax.random.split(key)
     num = state.u.shape[0]
     chosen = jax.random.choice(key_choice, num, (n_outer,), replace=n_outer > num)
@@ -182,6 +188,7 @@ def annealed_gain(
       Value, standard error, and likelihood factors evaluated (each evaluation costs
       the history's factors too).
     """
+    _check_shape("xi", xi.shape, state.designs)
     key_choice, key_noise, key_chain = jax.random.split(key, 3)
     chosen = jax.random.choice(key_choice, state.u.shape[0], (n_outer,))
     noise = jax.random.normal(
@@ -216,3 +223,11 @@ def annealed_gain(
     terms, spent = jax.vmap(one)(keys, state.u[chosen], noise)
     value, se = mean_and_se(terms, 0)
     return value, se, spent.sum(dtype=jnp.int32) * (state.count + 1)
+
+
+def _check_shape(name, shape, history):
+    if shape != history.shape[1:]:
+        raise ValueError(
+            f"{name} has shape {shape}; this history holds {history.shape[1:]}, "
+            "as `init` was given"
+        )

@@ -215,6 +215,15 @@ def test_sequences_that_cannot_work_are_refused_by_name():
         sequential.init(jax.random.key(0), model(), like, 0)
     with pytest.raises(ValueError, match="num_particles=1 must be at least 2"):
         sequential.init(jax.random.key(0), model(), like, 3, 1)
+    state = sequence()[2][0]
+    with pytest.raises(ValueError, match=r"y has shape \(2,\); this history holds"):
+        sequential.update(jax.random.key(0), model(), state, like, jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"xi has shape \(2,\); this history holds"):
+        sequential.annealed_gain(jax.random.key(0), model(), state, jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"a candidate has shape \(\)"):
+        sequential.particle_gain(jax.random.key(0), model(), state, like)
+    with pytest.raises(TypeError, match="xi has dtype int32"):
+        designs.gradient(jax.random.key(0), model(), jnp.asarray([0, 1]))
     mine = model()._replace(mean=None, name="mine")
     with pytest.raises(ValueError, match="'mine' has none, use annealed_gain"):
         sequential.particle_gain(jax.random.key(0), mine, sequence()[2][0], like[None])

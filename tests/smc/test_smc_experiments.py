@@ -38,6 +38,7 @@ def test_a_flat_curve_never_reaches_the_target():
     assert evaluations_for(curve((1e4, 0.05)), 0.1) == (1e4, False)
 
 
+@pytest.mark.slow
 def test_error_falls_with_the_budget():
     config = dataclasses.replace(
         rasmc_rmse_vs_evals.PRESETS["smoke"], budgets=(10_000, 160_000)

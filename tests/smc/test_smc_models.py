@@ -145,15 +145,18 @@ def test_marginal_loglik_integrates_a_gaussian_nuisance():
     np.testing.assert_allclose(got, scipy_like(1.0, 1.25**0.5), atol=0.01)
 
 
-def test_vmap_over_latents_is_a_loop(gold):
-    for name in ("smd_b", "jc_b", "sf_c"):
-        model, design, _ = gold[name]
-        xi = jnp.asarray(design, jnp.float32)
-        mean = jax.jit(model.mean)
-        u = jax.random.normal(jax.random.key(1), (3, model.dim))
-        together = jax.jit(jax.vmap(model.mean, (0, None)))(u, xi)
-        loop = np.stack([mean(row, xi) for row in u])
-        np.testing.assert_allclose(together, loop, rtol=2e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    "name",
+    ["smd_b", *(pytest.param(n, marks=pytest.mark.slow) for n in ("jc_b", "sf_c"))],
+)
+def test_vmap_over_latents_is_a_loop(gold, name):
+    model, design, _ = gold[name]
+    xi = jnp.asarray(design, jnp.float32)
+    mean = jax.jit(model.mean)
+    u = jax.random.normal(jax.random.key(1), (3, model.dim))
+    together = jax.jit(jax.vmap(model.mean, (0, None)))(u, xi)
+    loop = np.stack([mean(row, xi) for row in u])
+    np.testing.assert_allclose(together, loop, rtol=2e-5, atol=1e-5)
 
 
 def test_equal_arguments_give_the_same_model():

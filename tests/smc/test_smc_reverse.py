@@ -76,7 +76,9 @@ def program(num_temps, k):
         exact = lg.log_evidence(y, xi, 1.0)
         return rev.log_z - exact, fwd.log_z - exact, rev.thermodynamic - exact
 
-    return jax.jit(jax.vmap(one, (0, None, None, None)))
+    # Unoptimised, as the suite is compiled, its runs would cost more than that saves.
+    options = {"xla_backend_optimization_level": 1}
+    return jax.jit(jax.vmap(one, (0, None, None, None)), compiler_options=options)
 
 
 @functools.cache
@@ -105,7 +107,10 @@ REFERENCE = [  # T, K, rho, mean and sd of log Zhat - log Z
 
 @pytest.mark.parametrize(
     ("num_temps", "k", "rho", "mean", "sd"),
-    [pytest.param(*r, marks=pytest.mark.slow if r[0] != 20 else ()) for r in REFERENCE],
+    [  # each number of temperatures and particles is a program of its own
+        pytest.param(*r, marks=pytest.mark.slow if r[:2] != (20, 1) else ())
+        for r in REFERENCE
+    ],
 )
 def test_one_over_z_is_unbiased_and_errors_match_the_reference(
     num_temps, k, rho, mean, sd

@@ -11,6 +11,7 @@ from jaxlab.smc import kernels, resampling, schedules, tempered
 from jaxlab.smc.models import linear_gaussian as lg
 
 T = 8
+NUM = 4000
 
 
 @functools.cache
@@ -34,7 +35,7 @@ SLOW = pytest.mark.slow  # each variant is a program of its own, seconds to comp
 
 @functools.cache
 def runner(num_moves=2, ess_threshold=0.5, last_moves=False, sizes=None):
-    """Annealing of 6000 populations of 4 at once."""
+    """Annealing of NUM populations of 4 at once."""
     target, _ = setting()
     kernel = kernels.random_walk()
 
@@ -58,8 +59,8 @@ def runner(num_moves=2, ess_threshold=0.5, last_moves=False, sizes=None):
 
 @functools.cache
 def annealed(**options):
-    keys = jax.random.split(jax.random.key(0), 6000)
-    u = jax.random.normal(jax.random.key(1), (6000, 4, 4))
+    keys = jax.random.split(jax.random.key(0), NUM)
+    u = jax.random.normal(jax.random.key(1), (NUM, 4, 4))
     return jax.tree.map(np.asarray, runner(**options)(keys, u))
 
 
@@ -82,7 +83,7 @@ def test_evidence_is_unbiased_however_it_resamples(threshold, sizes):
     state, _ = annealed(ess_threshold=threshold, sizes=sizes)
     log_error = log_ratios(state) - np.asarray(exact)
     ratio = np.exp(log_error)
-    error = (ratio.mean() - 1) / (ratio.std() / 6000**0.5)
+    error = (ratio.mean() - 1) / (ratio.std() / NUM**0.5)
     assert abs(error) < 4
     assert log_error.mean() < 0  # Jensen: the upper bound on information
 
@@ -114,8 +115,8 @@ def test_increments_sum_to_the_log_ratio_however_it_resamples(threshold):
 def test_annealing_is_its_steps_in_a_loop():
     target, _ = setting()
     algorithm = tempered.algorithm(target, kernels.random_walk(), num_moves=2)
-    keys = jax.random.split(jax.random.key(0), 6000)[:3]
-    u = jax.random.normal(jax.random.key(1), (6000, 4, 4))[:3]
+    keys = jax.random.split(jax.random.key(0), NUM)[:3]
+    u = jax.random.normal(jax.random.key(1), (NUM, 4, 4))[:3]
     betas, chol = schedules.power(T, 2.0), jnp.eye(4)
     state = jax.jit(jax.vmap(algorithm.init))(u)
     keys = jax.vmap(lambda k: jax.random.split(k, T))(keys)
@@ -157,10 +158,10 @@ def test_stratified_resampling_is_as_unbiased():
         )
         return tempered.log_ratio(state)
 
-    keys = jax.random.split(jax.random.key(0), 6000)
-    u = jax.random.normal(jax.random.key(1), (6000, 4, 4))
+    keys = jax.random.split(jax.random.key(0), NUM)
+    u = jax.random.normal(jax.random.key(1), (NUM, 4, 4))
     ratio = np.exp(np.asarray(jax.jit(jax.vmap(run))(keys, u)) - np.asarray(exact))
-    assert abs(ratio.mean() - 1) < 4 * ratio.std() / 6000**0.5
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / NUM**0.5
 
 
 @pytest.mark.slow

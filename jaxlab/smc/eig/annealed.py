@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxlab.smc import kernels, laplace, pilot, reverse_annealed, tempered
-from jaxlab.smc.eig import datasets, outer
+from jaxlab.smc.eig import datasets
+from jaxlab.smc.eig.outer import Points
 from jaxlab.smc.eig.result import EIGResult, Sample, summarise
 from jaxlab.smc.models.model import BoedModel, expected_loglik
 from jaxlab.smc.reverse_annealed import Config
@@ -44,10 +45,7 @@ def estimate(
       model: the experiment.
       xi: the design; its floating dtype is that of the computation.
       config: static choices of the chains.
-      n_outer: `N` simulated data sets.
-      outer: "iid", or "rqmc" for scrambled Sobol points.
-      replicates: independent scrambles that give the error bar of "rqmc".
-      chunk: data sets in memory at a time.
+      n_outer, outer, replicates, chunk: as in `outer.Points`.
       anova: data sets whose inner estimate is repeated to measure `sigma_w`.
       control_variate: regress out `log p(y | theta)`, whose mean is known for
         additive noise.
@@ -61,21 +59,18 @@ def estimate(
       for "mid" and "bar", the upper one from the forward chains.
 
     Raises:
-      ValueError: on sizes that do not fit together (see `Config`, `outer.check`).
+      ValueError: on sizes that do not fit together (see `Config`, `outer.Points`).
     """
     config = dataclasses.replace(config, **fields)
     if not 0 <= anova <= n_outer:
         raise ValueError(f"anova={anova} must lie between 0 and n_outer={n_outer}")
     return _estimate(
         key,
-        datasets.check_design(xi),
+        datasets.check_design(xi, model),
         tuning,
         model=model,
         config=config,
-        n_outer=n_outer,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
+        points=Points(n_outer, outer, replicates, chunk),
         anova=anova,
         control_variate=control_variate,
         mesh=mesh,
@@ -89,29 +84,26 @@ def smc(
     xi: Array,
     config: Config = Config(n_temps=30, k_init=64, k_max=64),  # noqa: B008 (frozen)
     *,
-    n_outer: int = 512,
-    outer: str = "iid",
-    replicates: int = 8,
-    chunk: int = 256,
     tuning: pilot.Tuning | None = None,
     mesh: Mesh | None = None,
-    **fields: Any,
+    **options: Any,
 ) -> EIGResult:
     """EIG by forward SMC with `k_max` particles per data set: an upper bound.
 
     With `schedule="adaptive"` temperatures and proposals come from each population
-    itself, as in blackjax' adaptive tempered SMC. Arguments as in `estimate`.
+    itself, as in blackjax' adaptive tempered SMC. Arguments as in `estimate`; `options`
+    are fields of `outer.Points` and of `config`.
     """
+    names = {field.name for field in dataclasses.fields(Points)}
+    points = Points(**{k: v for k, v in options.items() if k in names})
+    fields = {k: v for k, v in options.items() if k not in names}
     return _estimate(
         key,
-        datasets.check_design(xi),
+        datasets.check_design(xi, model),
         tuning,
         model=model,
         config=dataclasses.replace(config, **fields),
-        n_outer=n_outer,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
+        points=points,
         anova=0,
         control_variate=False,
         mesh=mesh,
@@ -124,10 +116,7 @@ def smc(
     static_argnames=(
         "model",
         "config",
-        "n_outer",
-        "kind",
-        "replicates",
-        "chunk",
+        "points",
         "anova",
         "control_variate",
         "mesh",
@@ -141,10 +130,7 @@ def _estimate(
     *,
     model,
     config,
-    n_outer,
-    kind,
-    replicates,
-    chunk,
+    points,
     anova,
     control_variate,
     mesh,
@@ -152,28 +138,26 @@ def _estimate(
 ):
     key_outer, key_chains, key_again, key_pilot = jax.random.split(key, 4)
     dtype = xi.dtype
+    u, noise = points.draw(key_outer, model, xi)
     overhead = jnp.zeros((), jnp.int32)
     if tuning is None:
         tuning = pilot.tune(key_pilot, model, xi, config, dtype)
         overhead = overhead + tuning.n_evals
-    u, noise = outer.draw(
-        key_outer, n_outer, model.dim, model.noise_dim(xi), kind, replicates, dtype
-    )
     one = _forward_dataset if forward_only else _reverse_dataset
 
     def dataset(shared, key, u, noise):
         xi, tuning = shared
         return one(key, model, xi, u, noise, tuning, config)
 
-    keys = jax.random.split(key_chains, n_outer)
+    keys = jax.random.split(key_chains, points.n_outer)
     samples, curves = datasets.run(
-        dataset, (xi, tuning), keys, u, noise, chunk=chunk, mesh=mesh
+        dataset, (xi, tuning), keys, u, noise, chunk=points.chunk, mesh=mesh
     )
     sigma_w = None
     if anova:
         keys = jax.random.split(key_again, anova)
         again, _ = datasets.run(
-            dataset, (xi, tuning), keys, u[:anova], noise[:anova], chunk=chunk
+            dataset, (xi, tuning), keys, u[:anova], noise[:anova], chunk=points.chunk
         )
         difference = again.log_z - samples.log_z[:anova]
         usable = jnp.isfinite(difference)
@@ -184,7 +168,7 @@ def _estimate(
     return summarise(
         samples,
         curves,
-        replicates=replicates if kind == "rqmc" else 0,
+        replicates=points.scrambles,
         overhead=overhead,
         lower=False,
         upper=forward_only,
@@ -217,7 +201,12 @@ def estimate_batch(
 
     if design_chunk < 1:
         raise ValueError(f"design_chunk={design_chunk} must be at least 1 design")
-    designs = datasets.check_design(designs)
+    designs = datasets.check_design(designs, model)
+    if not designs.ndim or not designs.shape[0]:
+        raise ValueError(
+            f"designs has shape {designs.shape}; it needs a leading axis of at least "
+            "one design, pass xi[None] for a single one"
+        )
 
     def one(xi):
         return estimate(key, model, xi, config, **options)

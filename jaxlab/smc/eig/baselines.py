@@ -8,31 +8,25 @@ Source: Rainforth et al. 2018 (NMC); Foster et al. 2020 (PCE).
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxlab.smc import laplace
-from jaxlab.smc.eig import datasets, outer
+from jaxlab.smc.eig import datasets
+from jaxlab.smc.eig.outer import Points
 from jaxlab.smc.eig.result import Curves, EIGResult, Sample, summarise
 from jaxlab.smc.models import linear_gaussian as lg
 from jaxlab.smc.models.model import BoedModel
 
 _STARTS = 32  # prior draws of which the best starts a Laplace fit
-_STATIC = ("model", "n_outer", "n_inner", "kind", "replicates", "chunk")
+_STATIC = ("model", "n_inner", "points")
 
 
 def nmc(
-    key,
-    model: BoedModel,
-    xi: Array,
-    *,
-    n_outer: int = 512,
-    n_inner: int = 1024,
-    outer: str = "iid",
-    replicates: int = 8,
-    chunk: int = 256,
+    key, model: BoedModel, xi: Array, *, n_inner: int = 1024, **points: Any
 ) -> EIGResult:
     """Nested Monte Carlo with fresh prior draws per data set: biased up.
 
@@ -42,33 +36,18 @@ def nmc(
       key: consumed.
       model: the experiment.
       xi: the design.
-      n_outer: `N`.
       n_inner: `M`.
-      outer, replicates, chunk: as in `estimate`.
+      **points: fields of `outer.Points`: `n_outer`, `outer`, `replicates`, `chunk`.
+
+    Raises:
+      ValueError: if `n_inner < 1`, or as `outer.Points`.
     """
-    return _nested(
-        key,
-        datasets.check_design(xi),
-        model=model,
-        n_outer=n_outer,
-        n_inner=n_inner,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
-        method="nmc",
-    )
+    shared = _shared(xi, model, n_inner, points)
+    return _nested(key, **shared, inner=_prior_mean, bound="upper")
 
 
 def pce(
-    key,
-    model: BoedModel,
-    xi: Array,
-    *,
-    n_outer: int = 512,
-    n_inner: int = 1024,
-    outer: str = "iid",
-    replicates: int = 8,
-    chunk: int = 256,
+    key, model: BoedModel, xi: Array, *, n_inner: int = 1024, **points: Any
 ) -> EIGResult:
     """Prior contrastive estimation: a lower bound that cannot exceed `log(M + 1)`.
 
@@ -76,29 +55,32 @@ def pce(
 
     Arguments as in `nmc`.
     """
-    return _nested(
-        key,
-        datasets.check_design(xi),
-        model=model,
-        n_outer=n_outer,
-        n_inner=n_inner,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
-        method="pce",
-    )
+    shared = _shared(xi, model, n_inner, points)
+    return _nested(key, **shared, inner=_contrastive, bound="lower")
+
+
+def laplace_is(
+    key, model: BoedModel, xi: Array, *, n_inner: int = 128, **points: Any
+) -> EIGResult:
+    """Importance sampling from a Student-t around each data set's own mode.
+
+    The best there is for smooth unimodal posteriors; wrong without a warning for
+    several modes, except that `ess_min` collapses. Arguments as in `nmc`, `n_inner`
+    even.
+
+    Raises:
+      ValueError: if the model has no `mean`, or `n_inner` is odd.
+    """
+    if model.mean is None:
+        raise ValueError(
+            f"laplace_is fits mean(u, xi); model {model.name!r} has none, use estimate"
+        )
+    shared = _shared(xi, model, n_inner, points)
+    return _nested(key, **shared, inner=_laplace, bound=None)
 
 
 def nmc_reuse(
-    key,
-    model: BoedModel,
-    xi: Array,
-    *,
-    n_outer: int = 512,
-    n_inner: int = 4096,
-    outer: str = "iid",
-    replicates: int = 8,
-    chunk: int = 256,
+    key, model: BoedModel, xi: Array, *, n_inner: int = 4096, **points: Any
 ) -> EIGResult:
     """Nested Monte Carlo with one set of `M` prior draws for all data sets.
 
@@ -115,53 +97,7 @@ def nmc_reuse(
             f"nmc_reuse shares mean(u, xi) between data sets; model {model.name!r} has "
             "none, use nmc"
         )
-    return _reuse(
-        key,
-        datasets.check_design(xi),
-        model=model,
-        n_outer=n_outer,
-        n_inner=n_inner,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
-    )
-
-
-def laplace_is(
-    key,
-    model: BoedModel,
-    xi: Array,
-    *,
-    n_outer: int = 512,
-    n_inner: int = 128,
-    outer: str = "iid",
-    replicates: int = 8,
-    chunk: int = 256,
-) -> EIGResult:
-    """Importance sampling from a Student-t around each data set's own mode.
-
-    The best there is for smooth unimodal posteriors; wrong without a warning for
-    several modes, except that `ess_min` collapses. Arguments as in `nmc`, `n_inner`
-    even.
-
-    Raises:
-      ValueError: if the model has no `mean`, or `n_inner` is odd.
-    """
-    if model.mean is None:
-        raise ValueError(
-            f"laplace_is fits mean(u, xi); model {model.name!r} has none, use estimate"
-        )
-    return _nested(
-        key,
-        datasets.check_design(xi),
-        model=model,
-        n_outer=n_outer,
-        n_inner=n_inner,
-        kind=outer,
-        replicates=replicates,
-        chunk=chunk,
-        method="laplace_is",
-    )
+    return _reuse(key, **_shared(xi, model, n_inner, points))
 
 
 def linear_gaussian(
@@ -171,16 +107,18 @@ def linear_gaussian(
     return lg.exact_eig(xi, sigma)
 
 
-@functools.partial(jax.jit, static_argnames=(*_STATIC, "method"))
-def _nested(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk, method):
+def _shared(xi, model, n_inner, points):
     if n_inner < 1:
         raise ValueError(f"n_inner={n_inner} must be at least 1")
+    xi = datasets.check_design(xi, model)
+    return dict(xi=xi, model=model, n_inner=n_inner, points=Points(**points))
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "inner", "bound"))
+def _nested(key, xi, *, model, n_inner, points, inner, bound):
     key_outer, key_inner = jax.random.split(key)
     dtype = xi.dtype
-    u, noise = outer.draw(
-        key_outer, n_outer, model.dim, model.noise_dim(xi), kind, replicates, dtype
-    )
-    inner = {"nmc": _prior_mean, "pce": _contrastive, "laplace_is": _laplace}[method]
+    u, noise = points.draw(key_outer, model, xi)
 
     def dataset(xi, key, u, noise):
         y = model.observe(u, noise, xi)
@@ -192,15 +130,15 @@ def _nested(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk, method
         empty = jnp.zeros((0,), dtype)
         return sample, empty, empty
 
-    keys = jax.random.split(key_inner, n_outer)
-    samples, curves = datasets.run(dataset, xi, keys, u, noise, chunk=chunk)
+    keys = jax.random.split(key_inner, points.n_outer)
+    samples, curves = datasets.run(dataset, xi, keys, u, noise, chunk=points.chunk)
     return summarise(
         samples,
         curves,
-        replicates=replicates if kind == "rqmc" else 0,
+        replicates=points.scrambles,
         overhead=jnp.zeros((), jnp.int32),
-        lower=method == "pce",
-        upper=method == "nmc",
+        lower=bound == "lower",
+        upper=bound == "upper",
     )
 
 
@@ -264,14 +202,10 @@ def _prior_logsumexp(key, model, xi, y, num):
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
-def _reuse(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk):
-    if min(n_inner, chunk) < 1:
-        raise ValueError(f"n_inner={n_inner}, chunk={chunk} must be at least 1")
+def _reuse(key, xi, *, model, n_inner, points):
     key_outer, key_inner = jax.random.split(key)
-    dtype = xi.dtype
-    u, noise = outer.draw(
-        key_outer, n_outer, model.dim, model.noise_dim(xi), kind, replicates, dtype
-    )
+    dtype, n_outer = xi.dtype, points.n_outer
+    u, noise = points.draw(key_outer, model, xi)
     means = jax.vmap(lambda v: model.mean(v, xi))(u)
     y = means + model.sigma * noise
     constant = -noise.shape[1] * (math.log(model.sigma) + 0.5 * math.log(2 * math.pi))
@@ -291,7 +225,7 @@ def _reuse(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk):
             values = jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf)
             return jax.nn.logsumexp(values), jax.nn.logsumexp(2 * values)
 
-        total, squares = jax.lax.map(density, y, batch_size=min(chunk, n_outer))
+        total, squares = jax.lax.map(density, y, batch_size=min(points.chunk, n_outer))
         return (
             jnp.logaddexp(carry[0], total),
             jnp.logaddexp(carry[1], squares),
@@ -314,7 +248,7 @@ def _reuse(key, xi, *, model, n_outer, n_inner, kind, replicates, chunk):
     return summarise(
         samples,
         Curves(empty, empty),
-        replicates=replicates if kind == "rqmc" else 0,
+        replicates=points.scrambles,
         overhead=jnp.full((), n_inner, jnp.int32),
         lower=False,
         upper=True,

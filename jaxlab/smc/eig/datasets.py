@@ -12,18 +12,27 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from jaxlab.smc.eig.result import Curves, Sample
+from jaxlab.smc.models.model import BoedModel
 
 
-def check_design(xi: Any) -> Array:
+def check_design(xi: Any, model: BoedModel) -> Array:
     """The design as a floating-point array, whose dtype the computation takes.
 
     Raises:
       TypeError: for integers, in which nothing could be computed.
+      ValueError: if the trailing axis is not that of the model's design box. A box of
+        one coordinate serves designs of any length.
     """
     xi = jnp.asarray(xi)
     if not jnp.issubdtype(xi.dtype, jnp.floating):
         raise TypeError(
             f"xi has dtype {xi.dtype}; it is that of the whole computation, pass floats"
+        )
+    size = len(model.design_bounds[0])
+    if size > 1 and xi.shape[-1:] != (size,):
+        raise ValueError(
+            f"xi has shape {xi.shape}; designs of model {model.name!r} need a trailing "
+            f"axis of {size}, one entry per bounded coordinate"
         )
     return xi
 
@@ -45,10 +54,8 @@ def run(
     are split over its first axis.
 
     Raises:
-      ValueError: if the devices do not divide the data sets, or `chunk < 1`.
+      ValueError: if the devices do not divide the data sets.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1 data set")
     num = u.shape[0]
 
     def local(shared, keys, u, noise):

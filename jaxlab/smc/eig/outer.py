@@ -3,6 +3,7 @@
 Shapes: `N` data sets, `d` latent coordinates, `m` noise coordinates, `R` replicates.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -12,8 +13,54 @@ import numpy as np
 from jaxtyping import Array, Float, UInt
 from scipy.stats import qmc
 
+from jaxlab.smc.models.model import BoedModel
+
 BITS = 30
 KINDS = ("iid", "rqmc")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Points:
+    """Which data sets an estimator simulates: options that all of them share.
+
+    Attributes:
+      n_outer: `N` simulated data sets.
+      outer: "iid", or "rqmc" for scrambled Sobol points.
+      replicates: independent scrambles that give the error bar of "rqmc".
+      chunk: data sets in memory at a time.
+
+    Raises:
+      ValueError: on sizes that do not fit together (see `check`).
+    """
+
+    n_outer: int = 512
+    outer: str = "iid"
+    replicates: int = 8
+    chunk: int = 256
+
+    def __post_init__(self):
+        check(self.n_outer, self.outer, self.replicates)
+        if self.chunk < 1:
+            raise ValueError(f"chunk={self.chunk} must be at least 1 data set")
+
+    @property
+    def scrambles(self) -> int:
+        """Replicates that the error bar is read from; 0 for i.i.d. points."""
+        return self.replicates if self.outer == "rqmc" else 0
+
+    def draw(
+        self, key, model: BoedModel, xi: Array
+    ) -> tuple[Float[Array, "N d"], Float[Array, "N m"]]:
+        """Latents and noises for `model` at `xi`, in the design's dtype."""
+        return draw(
+            key,
+            self.n_outer,
+            model.dim,
+            model.noise_dim(xi),
+            self.outer,
+            self.replicates,
+            xi.dtype,
+        )
 
 
 def check(num: int, kind: str, replicates: int) -> None:
@@ -79,13 +126,16 @@ def scramble(key, points: UInt[Array, "N D"]) -> UInt[Array, "N D"]:
     dim = points.shape[1]
     columns = jax.random.bits(key_matrix, (BITS, dim), jnp.uint32)
     shift = jax.random.bits(key_shift, (dim,), jnp.uint32)
-    result = jnp.broadcast_to(shift & jnp.uint32((1 << BITS) - 1), points.shape)
-    for bit in range(BITS):
-        weight = 1 << (BITS - 1 - bit)
-        column = (columns[bit] & jnp.uint32(weight - 1)) | jnp.uint32(weight)
-        is_set = (points & jnp.uint32(weight)) != 0
-        result = result ^ jnp.where(is_set, column[None, :], jnp.uint32(0))
-    return result
+    start = jnp.broadcast_to(shift & jnp.uint32((1 << BITS) - 1), points.shape)
+
+    def add(result, bit):
+        weight, column = bit
+        column = (column & (weight - jnp.uint32(1))) | weight
+        is_set = (points & weight) != 0
+        return result ^ jnp.where(is_set, column[None, :], jnp.uint32(0)), None
+
+    weights = jnp.uint32(1) << jnp.arange(BITS, dtype=jnp.uint32)[::-1]
+    return jax.lax.scan(add, start, (weights, columns))[0]
 
 
 @functools.lru_cache(maxsize=8)

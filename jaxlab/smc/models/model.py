@@ -92,7 +92,14 @@ def additive_gaussian(
 
     def noise_dim(xi):
         like = jax.ShapeDtypeStruct((dim,), jnp.asarray(xi).dtype)
-        return jax.eval_shape(mean, like, xi).shape[0]
+        predicted = jax.eval_shape(mean, like, xi)
+        if len(predicted.shape) != 1 or predicted.dtype != like.dtype:
+            raise ValueError(
+                f"the mean of model {name!r} at a design of shape {jnp.shape(xi)} is "
+                f"{predicted.dtype}{list(predicted.shape)}; it must be a vector of the "
+                f"design's dtype {like.dtype}"
+            )
+        return predicted.shape[0]
 
     return BoedModel(
         name=name,
