@@ -166,7 +166,8 @@ def _task(env) -> dict[str, Any]:
 def _make(name: str) -> Any:
     importlib.import_module("minigrid")
     # Of ids that have a newer version, gymnasium says so at every use.
-    importlib.import_module("gymnasium.logger").min_level = 40
+    logger: Any = importlib.import_module("gymnasium.logger")
+    logger.min_level = 40
     return importlib.import_module("gymnasium").make(name).unwrapped
 
 
