@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Int, Key
 
+from envs.minigrid import cells
 from envs.minigrid.state import Leaf, State
 
 
@@ -39,6 +40,7 @@ class Level(NamedTuple):
     direction: Leaf  # int32
     mission: Leaf = 0  # int32, index into the family's missions
     task: Any = ()  # a pytree of arrays that `after_step` needs
+    carrying: Leaf = cells.EMPTY_CELL  # int32, packed cell in the agent's hands
 
 
 class Outcome(NamedTuple):
@@ -46,6 +48,7 @@ class Outcome(NamedTuple):
 
     reward: Leaf  # float32
     terminated: Leaf  # bool
+    task: Any = None  # the task after the step; None where it stays the same
 
 
 class Transition(NamedTuple):
@@ -59,7 +62,8 @@ class Transition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """The functions of a family. All are pure, unbatched and jittable.
+    """The functions of a family. All are unbatched, and pure and jittable unless
+    `on_host`.
 
     Attributes:
       generate: `(key, config) -> Level`, from the same distribution as the original.
@@ -72,6 +76,9 @@ class Family:
       task_type: class of `Level.task` where there is one: a registered dataclass of
         int32 arrays, its fields named after the attributes MiniGrid keeps them in.
       num_actions: how many of the seven actions there are.
+      on_host: `generate` takes a `numpy.random.Generator` in place of the key and
+        returns NumPy arrays; it runs outside of compiled programs, and resets draw
+        from a pool.
     """
 
     generate: Callable[[Key[Array, ""], Any], Level]
@@ -81,3 +88,4 @@ class Family:
     after_step: Callable[..., Outcome] | None = None
     task_type: type | None = None
     num_actions: int = 7
+    on_host: bool = False

@@ -18,7 +18,8 @@ VOCABULARY = tuple(
     "unseen empty wall floor box key ball door goal agent lava "
     "pick avoid get find put use open go fetch reach unlock traverse "
     "up the a at , square and then to of rooms near opening must you matching end "
-    "hallway object from room maze".split()
+    "hallway object from room maze "
+    "next after your left right in front behind on".split()
 )
 MAX_WORDS = 50
 MAX_CHARACTERS = 96
