@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Int, Key
 
-from envs.minigrid import cells
 from envs.minigrid.state import Leaf, State
 
 
@@ -40,7 +39,6 @@ class Level(NamedTuple):
     direction: Leaf  # int32
     mission: Leaf = 0  # int32, index into the family's missions
     task: Any = ()  # a pytree of arrays that `after_step` needs
-    carrying: Leaf = cells.EMPTY_CELL  # int32, packed cell in the agent's hands
 
 
 class Outcome(NamedTuple):

@@ -37,7 +37,42 @@ def task(env):
             found[name] = [int(v) for v in getattr(env, name)]
     if hasattr(env, "obstacles"):
         found["obstacles"] = balls(env)
+    if hasattr(env, "instrs"):
+        found.update(instruction(env))
     return json.dumps(found)
+
+
+def instruction(env):
+    """The parts and sets of a BabyAI instruction, padded to two, two and 32."""
+    root = env.instrs
+    joined = type(root).__name__.removesuffix("Instr")
+    parts = [root.instr_a, root.instr_b] if hasattr(root, "instr_a") else [root]
+    if joined == "After":
+        parts.reverse()
+    found = {
+        "kind": [0, 0],
+        "strict": [0, 0],
+        "order": {"Before": 1, "After": 1, "And": 2}.get(joined, 0),
+        "place": [[[[-3, -3]] * 32 for _ in range(2)] for _ in range(2)],
+        "status": [[[0] * 32 for _ in range(2)] for _ in range(2)],
+        "earlier": [0, 0],
+        "done": [0, 0],
+        "described": [],
+    }
+    for a, part in enumerate(parts):
+        verb = type(part).__name__.removesuffix("Instr")
+        found["kind"][a] = ("GoTo", "Open", "Pickup", "PutNext").index(verb)
+        found["strict"][a] = int(getattr(part, "strict", False))
+        described = (
+            [part.desc_move, part.desc_fixed] if verb == "PutNext" else [part.desc]
+        )
+        for k, what in enumerate(described):
+            found["described"].append([what.type, what.color, what.loc])
+            for n, where in enumerate(what.obj_poss):
+                found["place"][a][k][n] = [int(v) for v in where]
+                found["status"][a][k][n] = 1
+    found["known"] = found["place"]
+    return found
 
 
 def balls(env):

@@ -16,7 +16,6 @@ class Config(rooms.Config):
       doors: "closed" or "open" for mazes; how many doors, where doors are the task.
       words: what the description uses: "type", "color", "both", "loc", or "any".
       strict: the wrong door or object ends the episode.
-      carrying: start with the object to be moved in hand.
       parts, sets, slots: sizes A, K, N of `verifier.Task`.
     """
 
@@ -26,7 +25,6 @@ class Config(rooms.Config):
     words: str = "any"
     colors: tuple[int, ...] = ()
     strict: bool = False
-    carrying: bool = False
     parts: int = 1
     sets: int = 1
     slots: int = 1

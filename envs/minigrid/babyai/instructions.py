@@ -181,16 +181,6 @@ def generator(
     return generate
 
 
-def take_in_hand(maze: Maze, level: family.Level) -> family.Level:
-    """The level with the (only) object to be moved in the agent's hands."""
-    x, y = (int(v) for v in level.task.place[0, 0, 0])
-    carrying = int(maze.grid[x, y])
-    grid = level.grid.copy()
-    grid[x, y] = cells.EMPTY_CELL
-    level.task.status[0, 0, 0] = verifier.CARRIED
-    return level._replace(grid=grid, carrying=np.int32(carrying))
-
-
 def _require_sensible(maze: Maze, plan: Plan) -> None:
     """Objects to be put next to each other must be two, and not lie so already."""
     for one in (plan.first, plan.second):
@@ -206,15 +196,13 @@ def _require_sensible(maze: Maze, plan: Plan) -> None:
 def _level(maze: Maze, plan: Plan, texts: tuple[str, ...], config) -> family.Level:
     found = functools.cache(functools.partial(matches, maze))
     mission = _index(texts)[text(plan, lambda what: len(found(what)))]
-    level = family.Level(
+    return family.Level(
         maze.grid,
         np.array(maze.position, np.int32),
         np.int32(maze.direction),
         np.int32(mission),
         task(plan, found, (config.parts, config.sets, config.slots)),
-        np.int32(cells.EMPTY_CELL),
     )
-    return take_in_hand(maze, level) if config.carrying else level
 
 
 @functools.cache

@@ -48,7 +48,6 @@ class Maze:
             self.rows // 2 * self.stride + half,
         )
         self.direction = 0
-        self.carrying = cells.EMPTY_CELL
         self.locked: set[Room] = set()
         self._open: set[frozenset[Room]] = set()
         self._offset = rng.integers(1, self.stride, (2, self.columns, self.rows))
@@ -133,11 +132,11 @@ class Maze:
         x, y = np.ogrid[: self.grid.shape[0], : self.grid.shape[1]]
         away = abs(x - self.position[0]) + abs(y - self.position[1]) >= 2
         free = np.argwhere((self.grid == cells.EMPTY_CELL) & self.inside(room) & away)
-        if not len(free):
+        if not free.size:
             raise Rejected
-        place = tuple(int(v) for v in self.one_of(free))
-        self.grid[place] = cell
-        return place[0], place[1]
+        x, y = self.one_of(free.tolist())
+        self.grid[x, y] = cell
+        return x, y
 
     def add_object(
         self, room: Room, kind: int | None = None, color: int | None = None

@@ -59,19 +59,10 @@ FAMILIES = (
         _across,
         _missions,
         {
-            f"PutNextS{size}N{objects}{suffix}-v0": config(
-                size,
-                2,
-                1,
-                max_steps=8 * size * size,
-                objects=objects,
-                sets=2,
-                carrying=bool(suffix),
+            f"PutNextS{size}N{objects}-v0": config(
+                size, 2, 1, max_steps=8 * size * size, objects=objects, sets=2
             )
-            for size, objects, suffix in (
-                *((4, 1, ""), (5, 2, ""), (5, 1, ""), (6, 3, ""), (7, 4, "")),
-                *((5, 2, "Carrying"), (6, 3, "Carrying"), (7, 4, "Carrying")),
-            )
+            for size, objects in ((4, 1), (5, 2), (5, 1), (6, 3), (7, 4))
         },
     ),
 )
