@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from envs import pool as pools
@@ -178,7 +179,7 @@ class MiniGrid:
         if size < 1:
             raise ValueError(f"size={size} must be at least 1; a pool needs a level")
         if self.family.on_host:
-            if isinstance(key, jax.core.Tracer):
+            if isinstance(key, Tracer):
                 raise ValueError(
                     f"{self.name} makes its levels on the host, which make_pool cannot "
                     f"do for the traced {key=}; call it outside of jit and vmap"

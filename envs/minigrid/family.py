@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Int
 
 from envs.minigrid.state import Leaf, State
 
@@ -79,7 +79,7 @@ class Family:
         from a pool.
     """
 
-    generate: Callable[[Key[Array, ""], Any], Level]
+    generate: Callable[[Any, Any], Level]
     missions: Callable[[Any], tuple[str, ...]]
     ids: Mapping[str, Any]
     before_step: Callable[..., tuple[State, Int[Array, ""]]] | None = None

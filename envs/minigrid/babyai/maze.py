@@ -9,6 +9,7 @@ envs/babyai/core/roomgrid_level.py.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Maze:
         self._open: set[frozenset[Room]] = set()
         self._offset = rng.integers(1, self.stride, (2, self.columns, self.rows))
 
-    def one_of(self, options: Sequence):
+    def one_of(self, options: Sequence[Any]) -> Any:
         """A uniform element."""
         return options[int(self.rng.integers(len(options)))]
 
@@ -106,7 +107,7 @@ class Maze:
         """Put in a door; what is not given is drawn."""
         if wall is None:
             free = [w for w in range(4) if self._can_open(room, w)]
-            wall = self.one_of(free)
+            wall = int(self.one_of(free))
         color = self.one_of(COLORS) if color is None else color
         locked = self.coin() if locked is None else locked
         if locked:
