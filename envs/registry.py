@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.minigrid import board, family
+from envs.minigrid.babyai import go_to, open_doors, pick_up, put_next
 from envs.minigrid.environment import MiniGrid
 from envs.minigrid.layouts import (
     crossing,
@@ -59,6 +60,10 @@ FAMILIES = (
     red_blue_doors.FAMILY,
     unlock.FAMILY,
     unlock_pickup.FAMILY,
+    *go_to.FAMILIES,
+    *open_doors.FAMILIES,
+    *pick_up.FAMILIES,
+    *put_next.FAMILIES,
 )
 
 
@@ -231,9 +236,10 @@ def _by_id() -> dict[str, tuple[family.Family, Any]]:
 def _resolve(name: str) -> str:
     known = registered()
     bare = _from_navix(name) if name.startswith("Navix-") else name
-    for full in (bare, f"MiniGrid-{bare}", f"{bare}-v0", f"MiniGrid-{bare}-v0"):
-        if full in known:
-            return full
+    for prefix in ("", "MiniGrid-", "BabyAI-"):
+        for full in (f"{prefix}{bare}", f"{prefix}{bare}-v0"):
+            if full in known:
+                return full
     raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
 
 
@@ -254,8 +260,11 @@ def _suggest(name: str, known) -> str:
     """Close matches; prefix and version are ignored while comparing."""
 
     def bare(text: str) -> str:
-        return text.removeprefix("MiniGrid-").removeprefix("Navix-").rsplit("-v", 1)[0]
+        text = re.sub("^(MiniGrid|Navix|BabyAI)-", "", text)
+        return text.rsplit("-v", 1)[0]
 
+    if name.startswith("BabyAI-"):
+        known = [k for k in known if k.startswith("BabyAI-")]
     names = {bare(k).lower(): k for k in sorted(known)}
     close = difflib.get_close_matches(bare(name).lower(), names, n=4, cutoff=0.5)
     if not close:
