@@ -24,25 +24,23 @@ import numpy as np
 
 import envs
 from envs.minigrid import cells, observation, step
+from envs.minigrid.babyai import instructions, verifier
 from envs.minigrid.layouts import dynamic_obstacles
 from experiments.bench.harness import peer_python
 from experiments.reliability.minigrid_peer import MISSING, Peer
 
-SIZES = {"ci": 76 * 2048, "published": 10_000_000}
+SIZES = {"ci": 158 * 2048, "published": 10_000_000}
 
 STEPS, LANES = 512, 4
 PICTURES = STEPS * LANES // 100 + 1
 # What minigrid does not register: sizes of our own.
 OURS_ALONE = {"MiniGrid-Empty-Random-8x8-v0", "MiniGrid-Empty-Random-16x16-v0"}
+VERBS = ("GoTo", "Open", "Pickup", "PutNext")  # in the order of `verifier`
 
 
 def ids() -> list[str]:
     """The ids that minigrid has too."""
-    return sorted(
-        name
-        for name in set(envs.registered()) - OURS_ALONE
-        if name.startswith("MiniGrid-")
-    )
+    return sorted(set(envs.registered()) - OURS_ALONE)
 
 
 def trials(count: int) -> Iterator[str | None]:
@@ -120,12 +118,6 @@ def starts(env: envs.MiniGrid, played: dict[str, np.ndarray]) -> envs.State:
         for x, y, *content in task["box_contents"]:
             grid[i, x, y] |= int(cells.encode(np.array(content))) << 9
     count = len(grid)
-    remembered: Any = ()
-    if env.family.task_type is not None:
-        names = [field.name for field in dataclasses.fields(env.family.task_type)]
-        remembered = env.family.task_type(
-            **{name: np.array([t[name] for t in tasks], np.int32) for name in names}
-        )
     agent = played["ep_agent"].astype(np.int32)
     missions = env.missions
     return envs.State(
@@ -135,10 +127,55 @@ def starts(env: envs.MiniGrid, played: dict[str, np.ndarray]) -> envs.State:
         carrying=np.full(count, cells.EMPTY_CELL, np.int32),
         time=played["ep_time"].astype(np.int32),
         mission=np.array([missions.index(t["mission"]) for t in tasks], np.int32),
-        task=remembered,
+        task=_remembered(env, tasks),
         stream=np.zeros(count, np.uint32),
         ended=np.zeros(count, bool),
     )
+
+
+def _remembered(env: envs.MiniGrid, tasks: list[dict[str, Any]]) -> Any:
+    """What the family's rule has to know, stacked; () where there is no such rule."""
+    wanted = env.family.task_type
+    if wanted is None:
+        return ()
+    if wanted is verifier.Task:
+        rows = [instruction(env, task) for task in tasks]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    names = [field.name for field in dataclasses.fields(wanted)]
+    return wanted(
+        **{name: np.array([t[name] for t in tasks], np.int32) for name in names}
+    )
+
+
+def instruction(env: envs.MiniGrid, task: dict[str, Any]) -> verifier.Task:
+    """The tensors of an instruction that minigrid reports, with minigrid's own sets."""
+    plan, sets = plan_of(task)
+    config: Any = env.config
+    shape = config.parts, config.sets, config.slots
+    return instructions.task(plan, sets.__getitem__, shape)
+
+
+def plan_of(task: dict[str, Any]):
+    """A reported instruction in our words, and what minigrid matched to each of its
+    descriptions."""
+    sets, parts = {}, []
+    for part in task["parts"]:
+        described = []
+        for found in part["sets"]:
+            kind, color, where = found["words"]
+            what = instructions.Described(
+                None if kind is None else cells.OBJECTS.index(kind),
+                None if color is None else cells.COLORS.index(color),
+                where,
+            )
+            sets[what] = [(x, y) for x, y in found["places"]]
+            described.append(what)
+        next_to = described[1] if len(described) > 1 else None
+        verb = VERBS.index(part["verb"])
+        parts.append(instructions.Simple(verb, described[0], next_to, part["strict"]))
+    joined = {None: "then", "before": "then"}.get(task["joined"], task["joined"])
+    second = parts[1] if len(parts) > 1 else None
+    return instructions.Plan(parts[0], second, joined), sets
 
 
 @functools.partial(jax.jit, static_argnums=0)

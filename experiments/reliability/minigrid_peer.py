@@ -4,6 +4,7 @@ A request is one line of JSON on the standard input, the answer an npz file on t
 standard output behind its length in eight bytes. `Peer` is our end of the line.
 """
 
+import contextlib
 import importlib
 import io
 import json
@@ -122,18 +123,24 @@ def play(name: str, seed: int, steps: int, lanes: int, pictures: int):
 
 
 def levels(name: str, seed: int, count: int):
-    """Boards, agents and missions of fresh levels."""
+    """Boards, agents, missions, tasks and time limits of fresh levels."""
     env = _make(name)
     found: dict[str, list] = {}
     for i in range(count):
-        env.reset(seed=seed + i)
-        board = {"grid": _board(env), "agent": _pose(env), "mission": env.mission}
+        _reset(env, seed + i)
+        board = {
+            "grid": _board(env),
+            "agent": _pose(env),
+            "mission": env.mission,
+            "task": json.dumps(_task(env)),
+            "max_steps": env.max_steps,
+        }
         _append(found, board)
     return {field: np.array(values) for field, values in found.items()}
 
 
 def _begin(env, rng, episodes) -> None:
-    env.reset(seed=int(rng.integers(2**31)))
+    _reset(env, int(rng.integers(2**31)))
     late = len(episodes.get("grid", ())) % 2
     env.step_count = max(0, env.max_steps - int(rng.integers(1, LATE))) if late else 0
     _append(
@@ -160,7 +167,40 @@ def _task(env) -> dict[str, Any]:
             found[name] = [int(v) for v in getattr(env, name)]
     if hasattr(env, "obstacles"):
         found["obstacles"] = _balls(env)
+    if hasattr(env, "instrs"):
+        found |= _instruction(env.instrs)
     return found
+
+
+def _instruction(root) -> dict[str, Any]:
+    """The parts of a BabyAI instruction as they are said, and what each matched."""
+    joined = type(root).__name__.removesuffix("Instr").lower()
+    pair = hasattr(root, "instr_a")
+    parts = []
+    for part in [root.instr_a, root.instr_b] if pair else [root]:
+        verb = type(part).__name__.removesuffix("Instr")
+        put = verb == "PutNext"
+        described = [part.desc_move, part.desc_fixed] if put else [part.desc]
+        parts.append(
+            {
+                "verb": verb,
+                "strict": bool(getattr(part, "strict", False)),
+                "sets": [
+                    {
+                        "words": [what.type, what.color, what.loc],
+                        "places": [[int(v) for v in xy] for xy in what.obj_poss],
+                    }
+                    for what in described
+                ],
+            }
+        )
+    return {"joined": joined if pair else None, "parts": parts}
+
+
+def _reset(env, seed: int) -> None:
+    # BabyAI prints why it rejects a draw; our answers share the standard output.
+    with contextlib.redirect_stdout(io.StringIO()):
+        env.reset(seed=seed)
 
 
 def _make(name: str) -> Any:

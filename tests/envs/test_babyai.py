@@ -1,12 +1,8 @@
 """BabyAI: what its verifier counts, how its levels are made, and whose they are."""
 
-import collections
 import dataclasses
 import functools
-import json
 import os
-import pathlib
-import subprocess
 from typing import Any
 
 import jax
@@ -19,7 +15,8 @@ from envs.minigrid.babyai import instructions
 from envs.minigrid.babyai.instructions import Described, Plan, Simple
 from envs.minigrid.babyai.maze import Maze
 from experiments.bench.harness import peer_python
-from tests.envs.test_layouts import least_p_value, never_drawn_p_value
+from experiments.reliability import env_layouts
+from experiments.reliability.minigrid_peer import Peer
 
 KEY = jax.random.key(0)
 IDS = tuple(name for name in envs.registered() if name.startswith("BabyAI-"))
@@ -190,77 +187,23 @@ def test_ids_are_found_with_and_without_prefix():
         envs.make("BabyAI-GoToObjj-v0")
 
 
-@functools.cache
-def live(name):
+@pytest.fixture(scope="module")
+def peer():
     python = peer_python("minigrid")
     if python is None:
         pytest.skip("minigrid is not installed; make peers")
-    script = pathlib.Path(__file__).with_name("live_levels.py")
-    count = os.environ.get("JAXLAB_PARITY_LEVELS", "400")
-    out = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"{name}-{os.getpid()}.npz"
-    subprocess.run([python, script, name, count, out], check=True)
-    with np.load(out) as arrays:
-        found = dict(arrays)
-    out.unlink()
-    return found
+    peer = Peer(python)
+    yield peer
+    peer.close()
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", IDS)
-def test_levels_are_the_originals(name):
+def test_levels_are_the_originals(name, peer):
     """Time limit, texts, matched objects exactly; boards, agents and missions by the
-    counts of every cell, pose, color and text."""
-    theirs, (env, _) = live(name), envs.make(name)
-    assert int(theirs["max_steps"]) == env.config.max_steps
-    tasks = [json.loads(text) for text in theirs["task"]]
-    for grid, agent, task in zip(theirs["grid"], theirs["agent"], tasks, strict=True):
-        maze = blank(env)
-        maze.grid = cells.encode(grid)
-        maze.position, maze.direction = tuple(agent[:2].tolist()), int(agent[2])
-        sets = [s for part in task["place"] for s in part if s[0] != [-3, -3]]
-        for (kind, color, where), members in zip(task["described"], sets, strict=True):
-            what = Described(
-                None if kind is None else cells.OBJECTS.index(kind),
-                None if color is None else cells.COLORS.index(color),
-                where,
-            )
-            found = [list(place) for place in instructions.matches(maze, what)]
-            assert sorted(found) == sorted(m for m in members if m != [-3, -3])
-    assert {task["mission"] for task in tasks} <= set(env.missions)
-
-    ours_n, theirs_n = 1500, len(tasks)
-    pool = env.make_pool(jax.random.key(7), ours_n)
-    ours_text = collections.Counter(env.missions[m] for m in pool.mission.tolist())
-    theirs_text = collections.Counter(task["mission"] for task in tasks)
-    texts = sorted({*ours_text, *theirs_text})
-    pairs = np.array([[ours_text[t], theirs_text[t]] for t in texts])
-    packed = np.asarray(pool.grid) & 511
-    agents = np.concatenate([pool.position, pool.direction[:, None]], -1)
-    for ours_rows, theirs_rows, size in (
-        (packed & 15, cells.encode(theirs["grid"]) & 15, 11),
-        (packed >> 7, cells.encode(theirs["grid"]) >> 7 & 3, 3),
-    ):
-        tables = [
-            np.stack([(rows == k).sum(0) for k in range(size)], -1)
-            for rows in (ours_rows, theirs_rows)
-        ]
-        assert least_p_value(tables[0], ours_n, tables[1], theirs_n) > 1e-5
-        assert never_drawn_p_value(tables[0], ours_n, tables[1], theirs_n) > 1e-5
-    poses = [np.zeros((*packed.shape[1:], 4), int) for _ in range(2)]
-    np.add.at(poses[0], tuple(agents.T), 1)
-    np.add.at(poses[1], tuple(theirs["agent"].T), 1)
-    assert least_p_value(poses[0], ours_n, poses[1], theirs_n) > 1e-5
-    # How many of each look there are in a level, as shares of levels.
-    looks = [
-        np.stack(
-            [
-                ((rows & 127) == kind + 16 * color).sum((1, 2))[:, None]
-                >= np.arange(1, 5)
-                for kind in range(4, 8)
-                for color in range(6)
-            ]
-        ).sum(1)
-        for rows in (packed, cells.encode(theirs["grid"]))
-    ]
-    assert least_p_value(looks[0], ours_n, looks[1], theirs_n) > 1e-5
-    assert least_p_value(pairs[:, 0], ours_n, pairs[:, 1], theirs_n) > 1e-5
+    counts of every cell, pose, look and text."""
+    count = int(os.environ.get("JAXLAB_PARITY_LEVELS", "400"))
+    peer.ask("levels", name=name, seed=0, count=count)
+    env, _ = envs.make(name)
+    pool = env.make_pool(jax.random.key(7), 1500)
+    assert env_layouts.compare(env, pool, peer.answer()) is None

@@ -155,6 +155,7 @@ def test_the_comparison_with_other_levels_can_fail():
         "grid": boards[3000:],
         "agent": agents[3000:],
         "mission": np.array(env.missions)[missions[3000:]],
+        "max_steps": np.full(3000, env.config.max_steps),
     }
     ours = pools.take(pool_of(name), np.arange(3000))
     assert env_layouts.compare(env, ours, theirs) is None
@@ -162,3 +163,5 @@ def test_the_comparison_with_other_levels_can_fail():
     assert "objects: p = " in str(env_layouts.compare(env, ours, mirrored))
     sung = {**theirs, "mission": np.full(3000, "sing")}
     assert "never sets 'sing'" in str(env_layouts.compare(env, ours, sung))
+    short = {**theirs, "max_steps": np.full(3000, 1)}
+    assert "max_steps: 640" in str(env_layouts.compare(env, ours, short))
