@@ -4,13 +4,14 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from envs.minigrid import board, family
+from envs.minigrid import maps as text_maps
 from envs.minigrid.babyai import go_to, open_doors, pick_up, put_next
 from envs.minigrid.environment import MiniGrid
 from envs.minigrid.layouts import (
@@ -224,6 +225,44 @@ def from_grids(
         return family.Level(jnp.asarray(packed)[k], agent[:2], agent[2], mission)
 
     return from_family(dataclasses.replace(blank, generate=generate), config, **options)
+
+
+def from_ascii(
+    maps: str | Sequence[str],
+    *,
+    max_steps: int,
+    legend: Mapping[str, str] | None = None,
+    **options: Any,
+) -> tuple[MiniGrid, Params]:
+    """An environment with the base rules on maps of your own, drawn uniformly.
+
+    Args:
+      maps: one map or several of one size; see `envs.minigrid.maps`.
+      max_steps: time limit.
+      legend: meanings of further characters, as in {"k": "yellow key"}.
+      **options: those of `from_grids`.
+
+    Raises:
+      ValueError: if a map cannot be read, or the maps differ in size.
+
+    >>> env, params = from_ascii("#####\\n#>.G#\\n#####", max_steps=9)
+    >>> env.config.width, env.config.height
+    (5, 3)
+    """
+    boards = [
+        text_maps.read(m, legend) for m in ([maps] if isinstance(maps, str) else maps)
+    ]
+    sizes = sorted({board.grid.shape[:2] for board in boards})
+    if len(sizes) != 1:
+        raise ValueError(f"maps must be one or more, all of one size; got {sizes}")
+    grids, agents, contents = zip(*boards, strict=True)
+    return from_grids(
+        np.stack(grids),
+        np.array(agents),
+        max_steps=max_steps,
+        box_contents=contents,
+        **options,
+    )
 
 
 @functools.cache

@@ -189,6 +189,30 @@ class MiniGrid:
             return jax.tree.map(jnp.asarray, drawn)
         return _generate_many(self.family, self.config, jax.random.split(key, size))
 
+    def refresh_pool(
+        self, key: Key[Array, ""], pool: State, count: int | None = None
+    ) -> State:
+        """A pool whose `count` oldest levels (by default all) made way for new ones.
+
+        Between two rollouts, outside of their scan. With as many new levels as
+        episodes end in a rollout, a level is played once on average before it goes:
+        the diversity of `params.pool` None for the generation of what is used alone.
+
+        Args:
+          key: typed PRNG key; as for `make_pool`.
+          pool: what `make_pool` or this function returned; new levels are its last.
+          count: static, from 1 to the size of the pool.
+        """
+        size = pools.size(pool)
+        count = size if count is None else count
+        if not 1 <= count <= size:
+            raise ValueError(f"count={count} must be from 1 to the pool's size, {size}")
+        return jax.tree.map(
+            lambda old, new: jnp.concatenate([old[count:], new.astype(old.dtype)]),
+            pool,
+            self.make_pool(key, count),
+        )
+
     def mission_text(self, state: State) -> str:
         """The mission of one concrete state, outside jit."""
         return self.missions[int(state.mission)]
