@@ -13,6 +13,7 @@ planner judges.
 import json
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -112,9 +113,10 @@ def compare(env: envs.MiniGrid, pool: envs.State, theirs) -> str | None:
 def said_otherwise(env: envs.MiniGrid, theirs) -> str | None:
     """The first level of theirs whose instruction ours matches to other objects, or
     words otherwise."""
+    config: Any = env.config
     rows = theirs["grid"], theirs["agent"], theirs["mission"], theirs["task"]
     for grid, agent, mission, task in zip(*rows, strict=True):
-        level = maze.Maze(np.random.default_rng(0), env.config)
+        level = maze.Maze(np.random.default_rng(0), config)
         level.grid = cells.encode(grid)
         level.position, level.direction = tuple(agent[:2].tolist()), int(agent[2])
         plan, sets = plan_of(json.loads(str(task)))

@@ -173,7 +173,7 @@ def plan_of(task: dict[str, Any]):
         next_to = described[1] if len(described) > 1 else None
         verb = VERBS.index(part["verb"])
         parts.append(instructions.Simple(verb, described[0], next_to, part["strict"]))
-    joined = {None: "then", "before": "then"}.get(task["joined"], task["joined"])
+    joined = {"after": "after", "and": "and"}.get(task["joined"], "then")
     second = parts[1] if len(parts) > 1 else None
     return instructions.Plan(parts[0], second, joined), sets
 
