@@ -11,7 +11,7 @@ import pytest
 import envs
 from envs import pool as pools
 from envs import spaces
-from envs.minigrid import cells
+from envs.minigrid import cells, environment
 from envs.minigrid.observation import OBSERVATIONS
 
 NAME = "MiniGrid-DoorKey-5x5-v0"
@@ -361,7 +361,11 @@ def test_boards_and_agents_must_come_in_equal_numbers():
         envs.from_grids(np.ones((2, 4, 4, 3), np.uint8), np.zeros((1, 3)), max_steps=9)
 
 
-def test_every_id_resets_to_a_walkable_cell():
+def test_every_id_resets_to_a_board_of_its_size(monkeypatch):
+    monkeypatch.setattr(environment, "HOST_POOL", 1)
+    monkeypatch.setattr(
+        environment, "_default_pool", environment._default_pool.__wrapped__
+    )
     for name in envs.registered():
         env, params = envs.make(name)
         _, state = jax.eval_shape(env.reset, KEY, params)
