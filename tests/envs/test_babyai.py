@@ -205,5 +205,5 @@ def test_levels_are_the_originals(name, peer):
     count = int(os.environ.get("JAXLAB_PARITY_LEVELS", "400"))
     peer.ask("levels", name=name, seed=0, count=count)
     env, _ = envs.make(name)
-    pool = env.make_pool(jax.random.key(7), 1500)
+    pool = env.make_pool(jax.random.key(7), 2 * count)
     assert env_layouts.compare(env, pool, peer.answer()) is None
