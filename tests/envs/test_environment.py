@@ -10,7 +10,7 @@ import pytest
 
 import envs
 from envs import pool as pools
-from envs import spaces
+from envs import sheet, spaces
 from envs.minigrid import cells, environment
 from envs.minigrid.observation import OBSERVATIONS
 
@@ -361,16 +361,16 @@ def test_boards_and_agents_must_come_in_equal_numbers():
         envs.from_grids(np.ones((2, 4, 4, 3), np.uint8), np.zeros((1, 3)), max_steps=9)
 
 
-def test_every_id_resets_to_a_board_of_its_size(monkeypatch):
+@pytest.mark.parametrize("name", sheet.names())
+def test_every_family_resets_to_a_board_of_its_size(name, monkeypatch):
+    # One level from the host, where levels come from there, and none kept.
+    fresh = environment._default_pool.__wrapped__
     monkeypatch.setattr(environment, "HOST_POOL", 1)
-    monkeypatch.setattr(
-        environment, "_default_pool", environment._default_pool.__wrapped__
-    )
-    for name in envs.registered():
-        env, params = envs.make(name)
-        _, state = jax.eval_shape(env.reset, KEY, params)
-        assert state.grid.shape == (env.config.width, env.config.height)
-        assert state.grid.dtype == jnp.int32
+    monkeypatch.setattr(environment, "_default_pool", fresh)
+    env, params = envs.make(name)
+    _, state = jax.eval_shape(env.reset, KEY, params)
+    assert state.grid.shape == (env.config.width, env.config.height)
+    assert state.grid.dtype == jnp.int32
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def world(name):
             return after, (obs, state, after, flags, info, final, bare, same)
 
         rows = actions, jnp.arange(STEPS, dtype=jnp.int32)
-        return obs, state, jax.lax.scan(body, state, rows)[1]
+        return obs, jax.lax.scan(body, state, rows)[1]
 
     return env, pool, play
 
@@ -75,10 +75,10 @@ def test_no_play_breaks_the_rules(name, seed, actions, limit):
     env, pool, play = world(name)
     PLAYED.add(name)
     actions = actions % env.num_actions
-    first, _, played = play(np.uint32(seed), actions, np.int32(limit))
-    obs, before, after, (reward, terminated, truncated), info, *manual = jax.tree.map(
-        np.asarray, played
+    first, played = jax.tree.map(
+        np.asarray, play(np.uint32(seed), actions, np.int32(limit))
     )
+    obs, before, after, (reward, terminated, truncated), info, *manual = played
     final, bare, same = manual
 
     space = env.observation_space()
