@@ -16,6 +16,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -156,17 +157,17 @@ def accelerator(batches: tuple[int, ...] = tuple(1 << n for n in range(12, 21)))
             )
 
 
-def families(batch: int = 1024) -> None:
+def families(names: Sequence[str] = (), batch: int = 1024) -> None:
     """Per family at one batch, resets from a pool: seconds to compile the scan, and
     the rate beside that of Empty-8x8, measured in turn."""
     os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
-    from envs.sheet import names
+    from envs import sheet
 
     length = STEPS // batch
     base, start = _runner(IDS[0], batch, length, POOL)
     base = base.lower(start).compile()
     print(f"batch {batch}, {length} steps; compile CPU-s, steps/CPU-s, beside {IDS[0]}")
-    for name in names():
+    for name in names or sheet.names():
         run, state = _runner(name, batch, length, POOL)
         lowered, begun = run.lower(state), time.process_time()
         compiled = lowered.compile()
