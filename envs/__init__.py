@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from envs.minigrid.environment import MiniGrid as MiniGrid
     from envs.minigrid.state import Params as Params
     from envs.minigrid.state import State as State
+    from envs.registry import from_ascii as from_ascii
     from envs.registry import from_family as from_family
     from envs.registry import from_grids as from_grids
     from envs.registry import make as make
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "make": "registry",
     "registered": "registry",
+    "from_ascii": "registry",
     "from_family": "registry",
     "from_grids": "registry",
     "check": "checker",

@@ -4,13 +4,15 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from envs.minigrid import board, family
+from envs.minigrid import maps as text_maps
+from envs.minigrid.babyai import go_to, open_doors, pick_up, put_next
 from envs.minigrid.environment import MiniGrid
 from envs.minigrid.layouts import (
     crossing,
@@ -59,6 +61,10 @@ FAMILIES = (
     red_blue_doors.FAMILY,
     unlock.FAMILY,
     unlock_pickup.FAMILY,
+    *go_to.FAMILIES,
+    *open_doors.FAMILIES,
+    *pick_up.FAMILIES,
+    *put_next.FAMILIES,
 )
 
 
@@ -221,6 +227,44 @@ def from_grids(
     return from_family(dataclasses.replace(blank, generate=generate), config, **options)
 
 
+def from_ascii(
+    maps: str | Sequence[str],
+    *,
+    max_steps: int,
+    legend: Mapping[str, str] | None = None,
+    **options: Any,
+) -> tuple[MiniGrid, Params]:
+    """An environment with the base rules on maps of your own, drawn uniformly.
+
+    Args:
+      maps: one map or several of one size; see `envs.minigrid.maps`.
+      max_steps: time limit.
+      legend: meanings of further characters, as in {"k": "yellow key"}.
+      **options: those of `from_grids`.
+
+    Raises:
+      ValueError: if a map cannot be read, or the maps differ in size.
+
+    >>> env, params = from_ascii("#####\\n#>.G#\\n#####", max_steps=9)
+    >>> env.config.width, env.config.height
+    (5, 3)
+    """
+    boards = [
+        text_maps.read(m, legend) for m in ([maps] if isinstance(maps, str) else maps)
+    ]
+    sizes = sorted({board.grid.shape[:2] for board in boards})
+    if len(sizes) != 1:
+        raise ValueError(f"maps must be one or more, all of one size; got {sizes}")
+    grids, agents, contents = zip(*boards, strict=True)
+    return from_grids(
+        np.stack(grids),
+        np.array(agents),
+        max_steps=max_steps,
+        box_contents=contents,
+        **options,
+    )
+
+
 @functools.cache
 def _by_id() -> dict[str, tuple[family.Family, Any]]:
     return {
@@ -231,9 +275,10 @@ def _by_id() -> dict[str, tuple[family.Family, Any]]:
 def _resolve(name: str) -> str:
     known = registered()
     bare = _from_navix(name) if name.startswith("Navix-") else name
-    for full in (bare, f"MiniGrid-{bare}", f"{bare}-v0", f"MiniGrid-{bare}-v0"):
-        if full in known:
-            return full
+    for prefix in ("", "MiniGrid-", "BabyAI-"):
+        for full in (f"{prefix}{bare}", f"{prefix}{bare}-v0"):
+            if full in known:
+                return full
     raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
 
 
@@ -254,8 +299,11 @@ def _suggest(name: str, known) -> str:
     """Close matches; prefix and version are ignored while comparing."""
 
     def bare(text: str) -> str:
-        return text.removeprefix("MiniGrid-").removeprefix("Navix-").rsplit("-v", 1)[0]
+        text = re.sub("^(MiniGrid|Navix|BabyAI)-", "", text)
+        return text.rsplit("-v", 1)[0]
 
+    if name.startswith("BabyAI-"):
+        known = [k for k in known if k.startswith("BabyAI-")]
     names = {bare(k).lower(): k for k in sorted(known)}
     close = difflib.get_close_matches(bare(name).lower(), names, n=4, cutoff=0.5)
     if not close:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from envs import pool as pools
@@ -18,6 +19,8 @@ from envs.minigrid.state import Params, State
 
 AUTO_RESETS = ("same_step", "next_step", "disabled")
 REWARD_MODES = ("minigrid", "sparse1")
+# Levels in the default parameters of a family whose levels are made on the host.
+HOST_POOL = 128
 # Weyl sequence step (2**32 / golden ratio): every episode gets its own scrambled draw.
 _STREAM_STEP = 0x9E3779B9
 
@@ -73,7 +76,10 @@ class MiniGrid:
 
     @property
     def default_params(self) -> Params:
-        return Params(np.int32(self.config.max_steps), np.float32(1))
+        """Time limit, plain rewards and no pool; `HOST_POOL` levels where levels are
+        made on the host."""
+        pool = _default_pool(self.family, self.config) if self.family.on_host else None
+        return Params(np.int32(self.config.max_steps), np.float32(1), pool)
 
     def action_space(self, params: Params | None = None) -> spaces.Discrete:
         return spaces.Discrete(self.num_actions)
@@ -166,10 +172,46 @@ class MiniGrid:
         return obs, state, reward, terminated, {"discount": info["discount"]}
 
     def make_pool(self, key: Key[Array, ""], size: int) -> State:
-        """Start states of `size` freshly generated levels, stacked."""
+        """Start states of `size` freshly generated levels, stacked.
+
+        Levels made on the host need a concrete key: call it outside of jit.
+        """
         if size < 1:
             raise ValueError(f"size={size} must be at least 1; a pool needs a level")
+        if self.family.on_host:
+            if isinstance(key, Tracer):
+                raise ValueError(
+                    f"{self.name} makes its levels on the host, which make_pool cannot "
+                    f"do for the traced {key=}; call it outside of jit and vmap"
+                )
+            seed = np.asarray(jax.random.key_data(key))
+            drawn = _draw_on_host(self.family, self.config, seed, size)
+            return jax.tree.map(jnp.asarray, drawn)
         return _generate_many(self.family, self.config, jax.random.split(key, size))
+
+    def refresh_pool(
+        self, key: Key[Array, ""], pool: State, count: int | None = None
+    ) -> State:
+        """A pool whose `count` oldest levels (by default all) made way for new ones.
+
+        Between two rollouts, outside of their scan. With as many new levels as
+        episodes end in a rollout, a level is played once on average before it goes:
+        the diversity of `params.pool` None for the generation of what is used alone.
+
+        Args:
+          key: typed PRNG key; as for `make_pool`.
+          pool: what `make_pool` or this function returned; new levels are its last.
+          count: static, from 1 to the size of the pool.
+        """
+        size = pools.size(pool)
+        count = size if count is None else count
+        if not 1 <= count <= size:
+            raise ValueError(f"count={count} must be from 1 to the pool's size, {size}")
+        return jax.tree.map(
+            lambda old, new: jnp.concatenate([old[count:], new.astype(old.dtype)]),
+            pool,
+            self.make_pool(key, count),
+        )
 
     def mission_text(self, state: State) -> str:
         """The mission of one concrete state, outside jit."""
@@ -225,9 +267,11 @@ class MiniGrid:
         after, reward, terminated = step.step(state, action, success)
         if self.family.after_step is not None:
             transition = Transition(before, requested, after, success)
-            reward, terminated = self.family.after_step(
+            reward, terminated, task = self.family.after_step(
                 transition, Outcome(reward, terminated), self.config
             )
+            if task is not None:
+                after = dataclasses.replace(after, task=task)
         scale = jnp.asarray(params.reward_scale, jnp.float32)
         return after, reward * scale, terminated
 
@@ -245,6 +289,12 @@ class MiniGrid:
 
 
 def _generate(family: Family, config: Config, key) -> State:
+    if family.on_host:
+        raise ValueError(
+            "pool=None, but the levels of this family are made on the host and must "
+            "come from params.pool; put back the pool of env.default_params, or "
+            "env.make_pool(key, size) for levels of your own"
+        )
     level = family.generate(key, config)
     return State(
         grid=level.grid.astype(jnp.int32),
@@ -257,6 +307,29 @@ def _generate(family: Family, config: Config, key) -> State:
         stream=jnp.uint32(0),
         ended=jnp.asarray(False),
     )
+
+
+def _draw_on_host(family: Family, config: Config, seed, size: int) -> State:
+    rng = np.random.default_rng(seed)
+    drawn = [family.generate(rng, config) for _ in range(size)]
+    level = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
+    return State(
+        grid=level.grid,
+        position=level.position,
+        direction=level.direction,
+        carrying=np.full(size, cells.EMPTY_CELL, np.int32),
+        time=np.zeros(size, np.int32),
+        mission=level.mission,
+        task=level.task,
+        stream=np.zeros(size, np.uint32),
+        ended=np.zeros(size, bool),
+    )
+
+
+@functools.cache
+def _default_pool(family: Family, config: Config) -> State:
+    # NumPy arrays: this may be asked for, and kept, while a program is traced.
+    return _draw_on_host(family, config, 0, HOST_POOL)
 
 
 _picture = jax.jit(rgb_full, static_argnums=1)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Int
 
 from envs.minigrid.state import Leaf, State
 
@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
 
     reward: Leaf  # float32
     terminated: Leaf  # bool
+    task: Any = None  # the task after the step; None where it stays the same
 
 
 class Transition(NamedTuple):
@@ -59,7 +60,8 @@ class Transition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """The functions of a family. All are pure, unbatched and jittable.
+    """The functions of a family. All are unbatched, and pure and jittable unless
+    `on_host`.
 
     Attributes:
       generate: `(key, config) -> Level`, from the same distribution as the original.
@@ -72,12 +74,16 @@ class Family:
       task_type: class of `Level.task` where there is one: a registered dataclass of
         int32 arrays, its fields named after the attributes MiniGrid keeps them in.
       num_actions: how many of the seven actions there are.
+      on_host: `generate` takes a `numpy.random.Generator` in place of the key and
+        returns NumPy arrays; it runs outside of compiled programs, and resets draw
+        from a pool.
     """
 
-    generate: Callable[[Key[Array, ""], Any], Level]
+    generate: Callable[[Any, Any], Level]
     missions: Callable[[Any], tuple[str, ...]]
     ids: Mapping[str, Any]
     before_step: Callable[..., tuple[State, Int[Array, ""]]] | None = None
     after_step: Callable[..., Outcome] | None = None
     task_type: type | None = None
     num_actions: int = 7
+    on_host: bool = False

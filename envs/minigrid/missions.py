@@ -18,8 +18,10 @@ VOCABULARY = tuple(
     "unseen empty wall floor box key ball door goal agent lava "
     "pick avoid get find put use open go fetch reach unlock traverse "
     "up the a at , square and then to of rooms near opening must you matching end "
-    "hallway object from room maze".split()
+    "hallway object from room maze "
+    "next after your left right in front behind on".split()
 )
+MINIGRID_WORDS = 51  # the words after these are for BabyAI
 MAX_WORDS = 50
 MAX_CHARACTERS = 96
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ,"
@@ -65,6 +67,11 @@ def characters(text: str) -> np.ndarray:
 def token_table(missions: tuple[str, ...]) -> np.ndarray:
     """`tokens` of every mission, `[missions, 50]`."""
     return np.stack([tokens(text) for text in missions])
+
+
+def largest_token(missions: tuple[str, ...]) -> int:
+    """Upper bound of the tokens: MiniGrid's own, unless the missions need more."""
+    return max(MINIGRID_WORDS, int(token_table(missions).max()))
 
 
 @functools.cache

@@ -176,7 +176,9 @@ def _picture(columns: int, rows: int, tile_size: int) -> spaces.Box:
 
 
 def _dictionary_space(lens: Lens) -> spaces.Dict:
-    words = spaces.Box(0, len(missions.VOCABULARY), (missions.MAX_WORDS,), np.int32)
+    words = spaces.Box(
+        0, missions.largest_token(lens.missions), (missions.MAX_WORDS,), np.int32
+    )
     image = _symbols(lens.view_size, lens.view_size)
     return spaces.Dict(
         {"image": image, "direction": spaces.Discrete(4), "mission": words}

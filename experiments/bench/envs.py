@@ -1,6 +1,7 @@
 """How many environment steps a CPU second buys: ours, minigrid, navix, xland-minigrid.
 
     python -m experiments.bench.envs --json envs.json
+    python -m experiments.bench.envs --preset families  # ours alone, one id a family
     python -m experiments.bench.envs --preset h200      # ours alone, batches to 2^20
 
 First our partial observation is compared with minigrid's over a played episode. Then
@@ -15,6 +16,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from experiments.bench import harness
 IDS = ("Empty-8x8", "DoorKey-8x8")
 BATCHES = (1, 32, 1024)
 STEPS = 1 << 17  # environment steps per timed call
+POOL = 128  # levels where levels are slow to make
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 MINIGRID = """
@@ -154,6 +157,38 @@ def accelerator(batches: tuple[int, ...] = tuple(1 << n for n in range(12, 21)))
             )
 
 
+def families(names: Sequence[str] = (), batch: int = 1024) -> None:
+    """Per family at one batch, resets from a pool: seconds to compile the scan, and
+    the rate beside that of Empty-8x8, measured in turn."""
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
+    from envs import sheet
+
+    length = STEPS // batch
+    base, start = _runner(IDS[0], batch, length, POOL)
+    base = base.lower(start).compile()
+    print(f"batch {batch}, {length} steps; compile CPU-s, steps/CPU-s, beside {IDS[0]}")
+    for name in names or sheet.names():
+        run, state = _runner(name, batch, length, POOL)
+        lowered, begun = run.lower(state), time.process_time()
+        compiled = lowered.compile()
+        compile_s = time.process_time() - begun
+        samples = harness.alternate(
+            {
+                "empty": functools.partial(_block, base, start),
+                name: functools.partial(_block, compiled, state),
+            }
+        )
+        rate = length * batch / harness.best(samples[name])
+        share = harness.best(samples["empty"]) / harness.best(samples[name])
+        print(f"{name:38} {compile_s:6.1f} {rate:10.3g} {share:6.2f}", flush=True)
+
+
+def _block(run, state) -> None:
+    import jax
+
+    jax.block_until_ready(run(state))
+
+
 def _case(name: str, ours: float, peer: float | None) -> harness.Case:
     return harness.Case(name, ours, peer, "steps/CPU-s")
 
@@ -188,16 +223,17 @@ def _rate(name: str, batch: int) -> float:
 
 
 @functools.cache
-def _runner(name: str, batch: int, length: int):
+def _runner(name: str, batch: int, length: int, levels: int = 4096):
     """A jitted scan of random play from and to states, and the first of them."""
     import jax
     import jax.numpy as jnp
 
     import envs
-    from envs import pool
+    from envs.pool import scramble
 
     env, params = envs.make(name)
-    params = dataclasses.replace(params, pool=env.make_pool(jax.random.key(1), 4096))
+    pool = env.make_pool(jax.random.key(1), levels)
+    params = dataclasses.replace(params, pool=pool)
     keys = jax.random.split(jax.random.key(0), batch)
     _, first = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
     step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
@@ -205,7 +241,7 @@ def _runner(name: str, batch: int, length: int):
     def body(params, carry, t):
         state, total = carry
         lanes = jnp.arange(batch, dtype=jnp.uint32) + t * jnp.uint32(batch)
-        bits = pool.scramble(lanes * jnp.uint32(0x9E3779B9))
+        bits = scramble(lanes * jnp.uint32(0x9E3779B9))
         action = (bits % jnp.uint32(env.num_actions)).astype(jnp.int32)
         obs, state, reward, *_ = step(jax.random.key(0), state, action, params)
         seen = obs.astype(jnp.int32).sum() + reward.astype(jnp.int32).sum()
@@ -227,8 +263,8 @@ def _runner(name: str, batch: int, length: int):
 if __name__ == "__main__":
     if "--preset" in sys.argv:
         preset = sys.argv[sys.argv.index("--preset") + 1 :][:1]
-        if preset != ["h200"]:
-            sys.exit(f"--preset {' '.join(preset)}: the only preset is h200")
-        accelerator()
+        if preset not in (["families"], ["h200"]):
+            sys.exit(f"--preset {' '.join(preset)} must be families or h200")
+        families() if preset == ["families"] else accelerator()
     else:
         harness.main("envs", measure)

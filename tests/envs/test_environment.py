@@ -10,8 +10,8 @@ import pytest
 
 import envs
 from envs import pool as pools
-from envs import spaces
-from envs.minigrid import cells
+from envs import sheet, spaces
+from envs.minigrid import cells, environment
 from envs.minigrid.observation import OBSERVATIONS
 
 NAME = "MiniGrid-DoorKey-5x5-v0"
@@ -138,6 +138,48 @@ def test_without_a_pool_every_episode_is_a_new_level():
         [np.asarray(after.position), np.asarray(after.direction)[..., None]], axis=-1
     )
     assert len(np.unique(poses.reshape(-1, 3), axis=0)) > 120  # of 140
+
+
+def test_a_refresh_replaces_the_oldest_levels():
+    env, params = envs.make("MiniGrid-Empty-Random-8x8-v0")
+    pool = env.make_pool(KEY, 8)
+    refresh = jax.jit(env.refresh_pool, static_argnums=2)
+    newer = refresh(jax.random.key(1), pool, 3)
+    for old, new in zip(jax.tree.leaves(pool), jax.tree.leaves(newer), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+        np.testing.assert_array_equal(new[:5], old[3:])
+    fresh = env.make_pool(jax.random.key(1), 3)
+    np.testing.assert_array_equal(newer.position[5:], fresh.position)
+    for count in (0, 9):
+        with pytest.raises(ValueError, match=f"count={count} must be from 1 to .* 8"):
+            env.refresh_pool(KEY, pool, count)
+
+
+def test_refreshed_at_the_rate_of_resets_a_level_is_played_once_on_average():
+    """Four environments and one step an episode: four new levels a step."""
+    env, params = envs.make("MiniGrid-Empty-Random-8x8-v0", max_steps=1)
+
+    def body(carry, key):
+        state, pool = carry
+        varied = dataclasses.replace(params, pool=pool)
+        out = jax.vmap(env.step, in_axes=(None, 0, None, None))(key, state, 6, varied)
+        fresh = env.refresh_pool(key, pool, 4)
+        number = jnp.arange(4, dtype=jnp.int32) + pool.mission[-1] + 1
+        mission = jnp.concatenate([pool.mission[4:], number])  # in place of a name
+        pool = dataclasses.replace(fresh, mission=mission)
+        return (out[1], pool), out[1].mission
+
+    pool = env.make_pool(KEY, 16)
+    pool = dataclasses.replace(pool, mission=jnp.arange(16, dtype=jnp.int32))
+    first = dataclasses.replace(params, pool=pool)
+    keys = jax.random.split(KEY, 4)
+    _, state = jax.vmap(env.reset, in_axes=(0, None))(keys, first)
+    run = jax.jit(lambda *carry: jax.lax.scan(body, carry, jax.random.split(KEY, 500)))
+    _, played = run(state, pool)
+    times = np.bincount(np.asarray(played).reshape(-1))[16:-16]
+    # Four chances in sixteen, four times over: a mean of 1, and 1 in e levels unplayed.
+    assert abs(times.mean() - 1) < 0.1
+    assert 0.25 < (times == 0).mean() < 0.42
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2**31, 2**32 - 1])
@@ -319,12 +361,16 @@ def test_boards_and_agents_must_come_in_equal_numbers():
         envs.from_grids(np.ones((2, 4, 4, 3), np.uint8), np.zeros((1, 3)), max_steps=9)
 
 
-def test_every_id_resets_to_a_walkable_cell():
-    for name in envs.registered():
-        env, params = envs.make(name)
-        _, state = jax.eval_shape(env.reset, KEY, params)
-        assert state.grid.shape == (env.config.width, env.config.height)
-        assert state.grid.dtype == jnp.int32
+@pytest.mark.parametrize("name", sheet.names())
+def test_every_family_resets_to_a_board_of_its_size(name, monkeypatch):
+    # One level from the host, where levels come from there, and none kept.
+    fresh = environment._default_pool.__wrapped__
+    monkeypatch.setattr(environment, "HOST_POOL", 1)
+    monkeypatch.setattr(environment, "_default_pool", fresh)
+    env, params = envs.make(name)
+    _, state = jax.eval_shape(env.reset, KEY, params)
+    assert state.grid.shape == (env.config.width, env.config.height)
+    assert state.grid.dtype == jnp.int32
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Generated levels: same distribution as MiniGrid's, and the rules each must obey."""
 
+import dataclasses
 import functools
 import json
 
@@ -9,7 +10,9 @@ import pytest
 from scipy import stats
 
 import envs
+from envs import pool as pools
 from envs.minigrid import cells
+from experiments.reliability import env_layouts
 from tests.envs import replay
 
 DRAWS = 6_000
@@ -40,54 +43,15 @@ def drawn(name):
 def counts(name):
     """Our counterpart of every stored table."""
     boards, agents, missions = drawn(name)
-    kind, color, state = np.moveaxis(boards, -1, 0)
-    width, height = kind.shape[1:]
-    agent = np.zeros((width, height, 4), int)
-    np.add.at(agent, tuple(agents.T), 1)
-    by_color = np.zeros((11, 6), int)
-    np.add.at(by_color, (kind, color), 1)
-    is_door = kind == cells.DOOR
-    texts = envs.make(name)[0].missions
+    texts = np.array(envs.make(name)[0].missions)
+    tables = env_layouts.counts(boards, agents, texts[missions], texts)
     return {
-        "type_counts": np.stack([(kind == k).sum(0) for k in range(11)], -1),
-        "door_state_counts": np.stack(
-            [(is_door & (state == s)).sum(0) for s in range(3)], -1
-        ),
-        "agent_counts": agent,
-        "type_color_counts": by_color,
-        "missions": {
-            text: int(n)
-            for text, n in zip(
-                texts, np.bincount(missions, minlength=len(texts)), strict=True
-            )
-        },
+        "type_counts": np.moveaxis(tables["objects"], 0, -1),
+        "door_state_counts": np.moveaxis(tables["doors"], 0, -1),
+        "agent_counts": tables["agents"],
+        "type_color_counts": np.stack([tables[f"{o} colors"] for o in cells.OBJECTS]),
+        "missions": dict(zip(texts.tolist(), tables["missions"].tolist(), strict=True)),
     }
-
-
-def least_p_value(ours, ours_n, theirs, theirs_n):
-    """Smallest two-sample chi-square p-value over the entries, Bonferroni-corrected.
-
-    Each entry is a 2x2 table (present or not); entries expected fewer than 5 times
-    are skipped.
-    """
-    ours, theirs = ours.reshape(-1).astype(float), theirs.reshape(-1).astype(float)
-    share = (ours + theirs) / (ours_n + theirs_n)
-    expected = np.minimum(share, 1 - share) * min(ours_n, theirs_n)
-    tested = expected >= 5
-    if not tested.any():
-        return 1.0
-    share, ours, theirs = share[tested], ours[tested], theirs[tested]
-    z = (ours / ours_n - theirs / theirs_n) / np.sqrt(
-        share * (1 - share) * (1 / ours_n + 1 / theirs_n)
-    )
-    return float(min(1, 2 * stats.norm.sf(np.abs(z)).min() * tested.sum()))
-
-
-def never_drawn_p_value(ours, ours_n, theirs, theirs_n):
-    """How surprising it is that what they drew most often of what we never drew fell
-    to them alone, Bonferroni-corrected."""
-    most = theirs[ours == 0].max(initial=0)
-    return min(1, (theirs_n / (ours_n + theirs_n)) ** most * ours.size)
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -97,13 +61,15 @@ def test_levels_have_the_reference_distribution(name):
     for field in ("type_counts", "door_state_counts", "agent_counts"):
         theirs = stored[f"{name}|{field}"].astype(int)
         assert ours[field].shape == theirs.shape
-        assert least_p_value(ours[field], DRAWS, theirs, n) > 1e-4, field
-        assert never_drawn_p_value(ours[field], DRAWS, theirs, n) > 1e-4, field
+        assert env_layouts.least_p_value(ours[field], DRAWS, theirs, n) > 1e-4, field
+        assert env_layouts.never_drawn_p_value(ours[field], DRAWS, theirs, n) > 1e-4, (
+            field
+        )
     theirs = json.loads(str(stored[f"{name}|missions"]))
     assert set(theirs) <= set(ours["missions"])
     texts = sorted(ours["missions"])
     pairs = np.array([[ours["missions"][t], theirs.get(t, 0)] for t in texts])
-    assert least_p_value(pairs[:, 0], DRAWS, pairs[:, 1], n) > 1e-4
+    assert env_layouts.least_p_value(pairs[:, 0], DRAWS, pairs[:, 1], n) > 1e-4
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -117,7 +83,9 @@ def test_objects_have_the_reference_colors(name):
     )
     np.testing.assert_array_equal(ours > 0, theirs > 0)
     for kind in np.flatnonzero(theirs.sum(1) == n):
-        assert least_p_value(ours[kind], DRAWS, theirs[kind], n) > 1e-4, kind
+        assert env_layouts.least_p_value(ours[kind], DRAWS, theirs[kind], n) > 1e-4, (
+            kind
+        )
 
 
 def test_the_comparison_rejects_a_door_in_the_last_row():
@@ -127,7 +95,7 @@ def test_the_comparison_rejects_a_door_in_the_last_row():
     theirs = stored["MiniGrid-DoorKey-8x8-v0|door_state_counts"].astype(int)
     wrong = np.zeros_like(theirs)
     wrong[2:6, 1:7, cells.LOCKED] = DRAWS // 24
-    assert least_p_value(wrong, DRAWS, theirs, 1500) < 1e-4
+    assert env_layouts.least_p_value(wrong, DRAWS, theirs, 1500) < 1e-4
 
 
 def test_door_key_pairs_are_exact():
@@ -148,54 +116,52 @@ def test_door_key_pairs_are_exact():
     assert stats.chisquare(off_diagonal).pvalue > 1e-4
 
 
-SOLVABLE = {
-    "SimpleCrossingS9N3-v0": cells.GOAL,
-    "LavaCrossingS9N3-v0": cells.GOAL,
-    "FourRooms-v0": cells.GOAL,
-    "MultiRoom-N4-S5-v1": cells.GOAL,
-    "LockedRoom-v0": cells.GOAL,
-    "DoorKey-8x8-v0": cells.GOAL,
-    "KeyCorridorS3R3-v0": cells.BALL,
-    "UnlockPickup-v0": cells.BOX,
-    "ObstructedMaze-Full-v1": cells.pack(cells.BALL, cells.BLUE),
-}
+SOLVABLE = (
+    *("SimpleCrossingS9N3-v0", "LavaCrossingS9N3-v0", "FourRooms-v0"),
+    *("MultiRoom-N4-S5-v1", "LockedRoom-v0", "DoorKey-8x8-v0", "UnlockPickup-v0"),
+    *("KeyCorridorS3R3-v0", "ObstructedMaze-Full-v1"),
+)
 
 
 @pytest.mark.parametrize("name", SOLVABLE)
 def test_every_level_can_be_solved(name):
-    """A planner that may move whatever is in the way, but opens locked doors only
-    with a key that it has reached, also inside a box."""
-    _, agents, _ = drawn(f"MiniGrid-{name}")
-    packed = packed_boards(f"MiniGrid-{name}")[:500]
-    level = np.arange(len(packed))
-    kind, color = packed & 15, packed >> 4 & 7
-    locked = (kind == cells.DOOR) & (packed >> 7 & 3 == cells.LOCKED)
-    content = packed >> 9
-    holds_key = np.where(kind == cells.BOX, content & 15, kind) == cells.KEY
-    key_color = np.where(kind == cells.BOX, content >> 4, color)
-    reached = np.zeros(kind.shape, bool)
-    reached[level, agents[level, 0], agents[level, 1]] = True
-    while True:
-        found = reached & holds_key
-        has = np.stack(
-            [(found & (key_color == c)).any((1, 2)) for c in range(6)], axis=-1
-        )
-        opens = has[level[:, None, None], color % 6]
-        free = ~np.isin(kind, [cells.WALL, cells.LAVA]) & (~locked | opens)
-        grown = (reached | neighbors(reached)) & free
-        if (grown == reached).all():
-            break
-        reached = grown
-    wanted = SOLVABLE[name]
-    goal = packed & 511 == wanted if wanted > 15 else kind == wanted
-    assert (reached & goal).any((1, 2)).all()
+    full = f"MiniGrid-{name}"
+    assert env_layouts.solvable(full, pools.take(pool_of(full), np.arange(500))).all()
 
 
-def neighbors(mask):
-    """The four neighbors of every marked cell."""
-    out = np.zeros_like(mask)
-    out[:, 1:] |= mask[:, :-1]
-    out[:, :-1] |= mask[:, 1:]
-    out[:, :, 1:] |= mask[:, :, :-1]
-    out[:, :, :-1] |= mask[:, :, 1:]
-    return out
+def test_the_planner_rejects_a_door_without_its_key():
+    """A key of another color, or none, opens nothing; one inside a box does."""
+    name = "MiniGrid-DoorKey-8x8-v0"
+    pool = pools.take(pool_of(name), np.arange(4))
+    grid = np.array(pool.grid)
+    key = grid == cells.pack(cells.KEY, cells.YELLOW)
+    grid[1][key[1]] = cells.pack(cells.KEY, cells.RED)
+    grid[2][key[2]] = cells.EMPTY_CELL
+    grid[3][key[3]] = cells.pack(
+        cells.BOX, cells.GREY, content=cells.pack(cells.KEY, cells.YELLOW)
+    )
+    changed = dataclasses.replace(pool, grid=grid)
+    np.testing.assert_array_equal(
+        env_layouts.solvable(name, changed), [True, False, False, True]
+    )
+
+
+def test_the_comparison_with_other_levels_can_fail():
+    """Against levels of its own it passes; against mirrored ones it does not."""
+    name = "MiniGrid-DoorKey-8x8-v0"
+    env, _ = envs.make(name)
+    boards, agents, missions = drawn(name)
+    theirs = {
+        "grid": boards[3000:],
+        "agent": agents[3000:],
+        "mission": np.array(env.missions)[missions[3000:]],
+        "max_steps": np.full(3000, env.config.max_steps),
+    }
+    ours = pools.take(pool_of(name), np.arange(3000))
+    assert env_layouts.compare(env, ours, theirs) is None
+    mirrored = {**theirs, "grid": boards[3000:, ::-1]}
+    assert "objects: p = " in str(env_layouts.compare(env, ours, mirrored))
+    sung = {**theirs, "mission": np.full(3000, "sing")}
+    assert "never sets 'sing'" in str(env_layouts.compare(env, ours, sung))
+    short = {**theirs, "max_steps": np.full(3000, 1)}
+    assert "max_steps: 640" in str(env_layouts.compare(env, ours, short))

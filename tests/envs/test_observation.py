@@ -43,7 +43,9 @@ def test_tokens_are_minigrids():
     want = [19, 31, 17, 36, 20, 38, 31, 2, 15, 35]
     assert missions.tokens(MISSION)[:11].tolist() == [*want, 0]
     assert missions.tokens("get the red key, go").tolist()[4] == 34  # the comma
-    assert len(missions.VOCABULARY) == 51
+    assert missions.VOCABULARY[missions.MINIGRID_WORDS - 1] == "maze"
+    assert missions.largest_token((MISSION,)) == 51
+    assert missions.largest_token(("put the red key next to the box",)) == 52
 
 
 def test_dict_has_image_direction_and_tokens():

@@ -5,35 +5,34 @@ looked for where `make peers` puts it.
 """
 
 import os
-import pathlib
-import subprocess
 
-import numpy as np
 import pytest
 
 import envs
 from experiments.bench.harness import peer_python
-from tests.envs import replay
+from experiments.reliability import env_parity
+from experiments.reliability.minigrid_peer import Peer
 
 pytestmark = pytest.mark.parity
-SCRIPT = pathlib.Path(__file__).with_name("live_minigrid.py")
-OURS_ALONE = {"MiniGrid-Empty-Random-8x8-v0", "MiniGrid-Empty-Random-16x16-v0"}
 
 
-@pytest.mark.parametrize("name", sorted(set(envs.registered()) - OURS_ALONE))
-def test_live_episodes_replay_without_one_mismatch(name, tmp_path):
+@pytest.fixture(scope="module")
+def peer():
     python = peer_python("minigrid")
     if python is None:
         pytest.skip("minigrid is not installed; make peers")
-    seeds = os.environ.get("JAXLAB_PARITY_SEEDS", "5")
-    steps = os.environ.get("JAXLAB_PARITY_STEPS", "300")
-    out = tmp_path / "live.npz"
-    subprocess.run([python, SCRIPT, name, seeds, steps, out], check=True)
-    with np.load(out) as arrays:
-        recorded: dict[str, dict] = {}
-        for key in arrays:
-            prefix, field = key.rsplit("|", 1)
-            recorded.setdefault(prefix, {})[field] = arrays[key]
+    peer = Peer(python)
+    yield peer
+    peer.close()
+
+
+@pytest.mark.parametrize("name", env_parity.ids())
+def test_live_episodes_replay_without_one_mismatch(name, peer):
+    """Every step of some episodes; boards and pictures at 30 of them."""
+    seeds = int(os.environ.get("JAXLAB_PARITY_SEEDS", "5"))
+    steps = int(os.environ.get("JAXLAB_PARITY_STEPS", "300"))
+    peer.ask("play", name=name, seed=0, steps=steps, lanes=seeds, pictures=30)
     env, params = envs.make(name)
-    wrong = replay.mismatches(env, params, list(recorded.values()))
-    assert not any(wrong.values()), wrong
+    reasons = env_parity.compare(env, params, peer.answer())
+    assert len(reasons) == seeds * steps
+    assert [reason for reason in reasons if reason] == []

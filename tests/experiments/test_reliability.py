@@ -4,10 +4,14 @@ import json
 import pathlib
 import subprocess
 import sys
+import zlib
 
+import jax
 import numpy as np
 import pytest
 
+import envs
+from envs.minigrid import cells, step
 from experiments.reliability import (
     __main__ as command,
 )
@@ -17,6 +21,8 @@ from experiments.reliability import (
     config_fuzz,
     counters,
     devices,
+    env_layouts,
+    env_parity,
     memory_growth,
     program,
 )
@@ -32,6 +38,8 @@ def test_every_check_is_listed_with_one_line():
         "determinism",
         "devices",
         "disk_full",
+        "env_layouts",
+        "env_parity",
         "kill_resume",
         "memory_growth",
         "missing_dir",
@@ -152,9 +160,92 @@ def test_a_few_random_command_lines(monkeypatch):
     assert [r for r in config_fuzz.trials(30) if r] == []
 
 
+@pytest.fixture(scope="module")
+def played():
+    """Four steps of an environment of ours, recorded as minigrid's are."""
+    env, params = envs.make("MiniGrid-Empty-5x5-v0", auto_reset="disabled")
+    take = jax.jit(env.step)
+    _, state = jax.jit(env.reset)(jax.random.key(0), params)
+    rows: dict[str, list] = {}
+    record = {
+        "ep_grid": np.asarray(cells.decode(state.grid))[None],
+        "ep_agent": np.array([[1, 1, 0]]),
+        "ep_time": np.array([0]),
+        "ep_task": np.array(
+            [json.dumps({"mission": env.missions[0], "box_contents": []})]
+        ),
+        "action": np.array([[2], [0], [1], [2]], np.int32),
+        "episode": np.zeros((4, 1), int),
+    }
+    for action in record["action"][:, 0]:
+        obs, state, *flags, _ = take(jax.random.key(0), state, action, params)
+        row = dict(zip(("reward", "terminated", "truncated"), flags, strict=True))
+        row |= {"obs": obs, "carrying": np.array([1, 0, 0])}
+        row["pose"] = np.array([*state.position.tolist(), int(state.direction)])
+        ahead = step.look(state.grid, *step.front(state))
+        row["front"] = np.array(cells.triple(int(ahead)))
+        for field, value in row.items():
+            rows.setdefault(field, []).append([np.asarray(value)])
+    partial, _ = envs.make("MiniGrid-Empty-5x5-v0", obs="rgb_partial")
+    frames = env.render(state), np.asarray(jax.jit(partial.observation)(state))
+    record |= {field: np.array(values) for field, values in rows.items()}
+    record |= {
+        "seen_at": np.array([[3, 0]]),
+        "seen_size": np.array([8]),
+        "seen_grid": np.asarray(cells.decode(state.grid))[None],
+        "seen_crc": np.array([[zlib.crc32(frame.tobytes()) for frame in frames]]),
+    }
+    return env, params, record
+
+
+def test_equal_steps_are_equal(played):
+    assert env_parity.compare(*played) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("pose", "pose"),
+        ("carrying", "carrying"),
+        ("front", "front cell"),
+        ("obs", "observation"),
+        ("reward", "reward"),
+        ("terminated", "terminated"),
+        ("truncated", "truncated"),
+        ("seen_grid", "board"),
+        ("seen_crc", "full picture at 8, partial picture at 8"),
+    ],
+)
+def test_a_step_that_differs_would_be_counted(played, field, name):
+    env, params, record = played
+    values = record[field].copy()
+    values[-1] = (
+        ~values[-1]
+        if values.dtype == bool
+        else values[-1] ^ 1
+        if (values.dtype.kind in "iu")
+        else values[-1] + 1e-3
+    )
+    reasons = env_parity.compare(env, params, {**record, field: values})
+    assert reasons == [None] * 3 + [f"step 3, lane 0: {name}"]
+
+
+def test_a_missing_minigrid_is_one_clear_line(monkeypatch, capsys):
+    monkeypatch.setattr(env_parity, "peer_python", lambda name: None)
+    monkeypatch.setattr(env_layouts, "peer_python", lambda name: None)
+    monkeypatch.setattr(env_layouts, "ids", lambda: ["MiniGrid-DistShift1-v0"])
+    (reason,) = env_parity.trials(5)
+    assert reason is not None
+    assert reason.startswith("minigrid is not installed (make peers")
+    assert list(env_layouts.trials(3)) == [None] * 3
+    assert "only the planner judges" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", command.checks())
 def test_the_size_for_continuous_integration_passes(name):
+    if name == "env_parity" and env_parity.peer_python("minigrid") is None:
+        pytest.skip("minigrid is not installed; make peers")
     done = subprocess.run(
         [sys.executable, "-m", "experiments.reliability", name],
         capture_output=True,
