@@ -245,9 +245,8 @@ def from_ascii(
     Raises:
       ValueError: if a map cannot be read, or the maps differ in size.
 
-    >>> env, params = from_ascii("#####\\n#>.G#\\n#####", max_steps=9)
-    >>> env.config.width, env.config.height
-    (5, 3)
+    >>> from_ascii("#####\\n#>.G#\\n#####", max_steps=9)[0].config.width
+    5
     """
     boards = [
         text_maps.read(m, legend) for m in ([maps] if isinstance(maps, str) else maps)
