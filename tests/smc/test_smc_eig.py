@@ -124,6 +124,12 @@ def test_other_kernels_agree(kernel):
 
 
 @pytest.mark.slow
+def test_a_kernel_of_ones_own_is_tuned_like_the_named_one():
+    own = small(kernel=smc.kernels.random_walk(), step_scale=2.38 / 2)
+    np.testing.assert_allclose(own.samples.log_z, small().samples.log_z, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_measured_schedule_has_the_length_of_theory(gold):
     model, design, _ = gold["lg_a"]
     config = smc.Config(schedule="pilot", covariance="pilot", pilot_moves=5)
@@ -416,6 +422,13 @@ def test_control_variate_removes_what_the_known_mean_explains():
     assert abs(better.value - 6) < 4 * better.se
 
 
+def test_a_value_without_data_sets_is_no_number():
+    samples = made_up()
+    nothing = summary(samples._replace(log_z=np.full_like(samples.log_z, np.nan)))
+    assert jnp.isnan(nothing.value)
+    assert nothing.n_nonfinite == 4000
+
+
 def test_error_of_replicates_is_that_of_their_means():
     samples = made_up()
     result = summary(samples, replicates=8)
@@ -576,6 +589,10 @@ def test_memory_does_not_grow_with_the_designs():
 def test_arguments_that_cannot_work_say_what_to_do():
     model = smc.models.get("lg", sigma=1.0)._replace(mean=None, name="mine")
     xi = jnp.asarray(XI)
+    with pytest.raises(TypeError, match="xi has dtype bfloat16.*pass floats"):
+        eig.estimate(jax.random.key(0), model, xi.astype(jnp.bfloat16))
+    with pytest.raises(TypeError, match="n_outer=8.0 must be an int"):
+        eig.nmc(jax.random.key(0), model, xi, n_outer=8.0)
     with pytest.raises(TypeError, match="xi has dtype int32.*pass floats"):
         eig.nmc(jax.random.key(0), model, jnp.asarray([1, 2]))
     with pytest.raises(ValueError, match="design_chunk=0 must be at least 1"):
