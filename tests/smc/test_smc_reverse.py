@@ -299,5 +299,5 @@ def test_choices_that_cannot_work_are_refused_by_name(fields, message):
 
 
 def test_fractions_of_a_temperature_are_refused():
-    with pytest.raises(TypeError, match="n_temps=3.5 must be an int"):
+    with pytest.raises(TypeError, match="n_temps"):
         Config(n_temps=3.5)
