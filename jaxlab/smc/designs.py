@@ -51,6 +51,8 @@ def screen(
     key, model: BoedModel, num: int, shape: tuple[int, ...], dtype=jnp.float32
 ) -> Array:
     """`num` (a power of two) designs of `shape`, scrambled Sobol over the box."""
+    if num < 1 or num & (num - 1):
+        raise ValueError(f"num={num} must be a power of two, the size of a Sobol net")
     lower, upper = bounds(model, dtype)
     size = 1
     for length in shape:
@@ -199,6 +201,10 @@ def gradient(
         raise ValueError(
             f"kernel={config.kernel!r} is fitted to each data set; the gradient tunes "
             "one kernel per design, pass 'rwmh', 'mala', 'hmc' or 'slice'"
+        )
+    if config.schedule == "adaptive":
+        raise ValueError(
+            "schedule='adaptive' tunes no kernel beforehand; pass 'power' or 'linear'"
         )
     if n_outer < 2:
         raise ValueError(f"n_outer={n_outer} must be at least 2 to give an error bar")

@@ -61,6 +61,7 @@ class Kernel(NamedTuple):
     init: Callable
     step: Callable
     init_evals: int = 1  # evaluations that `init` spends
+    tuned: bool = True  # `params` is a Cholesky factor of the target's covariance
 
 
 def scaled(beta, loglik):
@@ -171,7 +172,7 @@ def elliptical_slice(max_shrink: int = 64) -> Kernel:
         moved = jax.tree.map(lambda a, b: jnp.where(accept, a, b), proposal, particle)
         return moved, MoveInfo(accept.astype(particle.u.dtype), count, bad)
 
-    return Kernel(_evaluate, step)
+    return Kernel(_evaluate, step, tuned=False)
 
 
 def independence() -> Kernel:
@@ -189,7 +190,7 @@ def independence() -> Kernel:
         log_ratio = 0.5 * jnp.sum(z * z) - 0.5 * jnp.sum(here * here)
         return _accept(threshold, particle, proposal, beta, log_ratio, 1)
 
-    return Kernel(_evaluate, step)
+    return Kernel(_evaluate, step, tuned=False)
 
 
 def cycle(*members: Kernel) -> Kernel:
@@ -215,7 +216,7 @@ def cycle(*members: Kernel) -> Kernel:
         total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *infos)
         return particle, total._replace(accept=total.accept / len(members))
 
-    return Kernel(members[0].init, step, members[0].init_evals)
+    return Kernel(members[0].init, step, members[0].init_evals, tuned=False)
 
 
 def from_blackjax(make: Callable, evals_per_step: int) -> Kernel:

@@ -57,7 +57,7 @@ def tune(
         nothing = jnp.zeros((), jnp.int32)
         return Tuning(betas, None, jnp.full((), jnp.nan, dtype), nothing)
     key_fisher, key_pilot = jax.random.split(key)
-    needs_chol = config.kernel in ("rwmh", "mala", "hmc", "laplace_rw")
+    needs_chol = config.kernel == "laplace_rw" or config.make_kernel().tuned
     by_fisher = config.schedule in ("linear", "geometric") or (
         needs_chol and config.covariance == "prior"
     )

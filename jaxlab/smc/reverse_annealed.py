@@ -30,6 +30,19 @@ RESAMPLERS = {
     "systematic": resampling.systematic,
     "stratified": resampling.stratified,
 }
+_COUNTS = {  # and the least of each
+    "n_temps": 1,
+    "n_moves": 0,
+    "k_init": 1,
+    "grad_cost": 0,
+    "pilot_datasets": 1,
+    "pilot_particles": 2,
+    "pilot_temps": 1,
+    "pilot_moves": 0,
+    "pilot_draws": 1,
+    "fit_draws": 0,
+    "fit_steps": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,8 +53,10 @@ class Config:
     thermodynamic integral over the same chain), "mid" (mean of reverse and forward
     weighted by their particles: the biases cancel), "bar" (Bennett's ratio over
     unresampled chains).
-    `kernel`: a name of `kernels.NAMES` or a Kernel. "laplace" and "laplace_rw" (that
-    and a random walk in turn) fit each data set's posterior from prior draws.
+    `kernel`: a name of `kernels.NAMES`, or a Kernel, which gets the same Cholesky
+    factors as "rwmh", times `step_scale` (1 if None), if it is `tuned`. "laplace" and
+    "laplace_rw" (that and a random walk in turn) fit each data set's posterior from
+    prior draws.
     `schedule`: "power", "geometric" (by the largest Fisher eigenvalue), "linear" (equal
     thermodynamic length of the locally linearised model, nearly free), "pilot" (equal
     length measured by forward SMC), "adaptive" (by ESS; needs k_init > 1).
@@ -85,13 +100,20 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be in {allowed}")
         if isinstance(self.kernel, str):
             kernels.get(self.kernel)
-        for name in ("n_temps", "k_init", "pilot_datasets", "pilot_temps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in _COUNTS:
+            value, least = getattr(self, name), _COUNTS[name]
+            if not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} must be an int")
+            if value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+        for name in ("exponent", "step_scale", "gap_guard", "outlier_guard"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be positive")
+        if not self.ess_threshold >= 0:
+            raise ValueError(f"ess_threshold={self.ess_threshold} must not be negative")
         if self.k_forward is not None and self.k_forward < 1:
             raise ValueError(f"k_forward={self.k_forward} must be at least 1")
-        if self.n_moves < 0:
-            raise ValueError(f"n_moves={self.n_moves} must not be negative")
         if self.k_max < self.k_init:
             raise ValueError(
                 f"k_max={self.k_max} must be at least k_init={self.k_init}; pass k_max"
@@ -113,6 +135,11 @@ class Config:
             raise ValueError(
                 f"schedule='adaptive' reads the ESS of a constant population; k_init="
                 f"{self.k_init}, growth={self.growth} must be at least 2 and exactly 1"
+            )
+        if self.schedule == "adaptive" and self.kernel in ("laplace", "laplace_rw"):
+            raise ValueError(
+                f"kernel={self.kernel!r} is fitted to fixed temperatures; pass another "
+                "schedule than 'adaptive', or 'rwmh'"
             )
 
     def make_kernel(self) -> Kernel:

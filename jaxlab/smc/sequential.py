@@ -73,7 +73,7 @@ def log_posterior(model: BoedModel, state: State, u: Float[Array, "d"]):
     terms = jax.vmap(lambda y, xi: model.loglik(u, y, xi))(
         state.observations, state.designs
     )
-    seen = jnp.arange(terms.shape[0]) < state.count
+    seen = jnp.arange(terms.shape[0], dtype=state.count.dtype) < state.count
     return kernels.standard_normal(u) + jnp.sum(jnp.where(seen, terms, 0.0))
 
 

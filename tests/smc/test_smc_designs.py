@@ -227,6 +227,15 @@ def test_sequences_that_cannot_work_are_refused_by_name():
     mine = model()._replace(mean=None, name="mine")
     with pytest.raises(ValueError, match="'mine' has none, use annealed_gain"):
         sequential.particle_gain(jax.random.key(0), mine, sequence()[2][0], like[None])
+    with pytest.raises(ValueError, match="num=7 must be a power of two"):
+        designs.screen(jax.random.key(0), model(), 7, (4,))
+    with pytest.raises(ValueError, match="schedule='adaptive' tunes no kernel"):
+        designs.gradient(
+            jax.random.key(0),
+            model(),
+            jnp.zeros(4),
+            smc.Config(schedule="adaptive", k_init=2, k_max=2),
+        )
     with pytest.raises(ValueError, match="kernel='laplace' is fitted to each data set"):
         designs.gradient(
             jax.random.key(0), model(), jnp.zeros(4), smc.Config(kernel="laplace")

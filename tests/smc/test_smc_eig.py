@@ -124,6 +124,12 @@ def test_other_kernels_agree(kernel):
 
 
 @pytest.mark.slow
+def test_a_kernel_of_ones_own_is_tuned_like_the_named_one():
+    own = small(kernel=smc.kernels.random_walk(), step_scale=2.38 / 2)
+    np.testing.assert_allclose(own.samples.log_z, small().samples.log_z, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_measured_schedule_has_the_length_of_theory(gold):
     model, design, _ = gold["lg_a"]
     config = smc.Config(schedule="pilot", covariance="pilot", pilot_moves=5)
@@ -337,8 +343,9 @@ def made_up(num=4000, lost=()):
     return eig.Sample(*numbers, ones, 0 * ones, numbers[0])
 
 
-@functools.partial(jax.jit, static_argnames=("guard", "expected", "replicates"))
 def summary(samples, guard=2.0, expected=None, replicates=0):
+    """Eagerly: as a program each variant would take a second to compile."""
+    samples = jax.tree.map(jnp.asarray, samples)
     empty = jnp.zeros((0,))
     return summarise(
         samples,
@@ -386,8 +393,8 @@ def test_capped_gaps_are_less_wrong_than_dropping_or_keeping_them():
     (wild, restless), (_, lost) = mixed_works()
     values = [float(summary(s).value) for s in (restless, lost)]
     dropped = np.where(wild, restless.log_z_reverse, restless.log_z).mean()
-    assert -dropped < -0.07  # right for the lost ones
-    assert lost.log_z.mean() < -0.07  # and keeping them is right for the others
+    assert -dropped < -0.06  # right for the lost ones
+    assert lost.log_z.mean() < -0.06  # and keeping them is right for the others
     np.testing.assert_allclose(values, 0, atol=0.055)
 
 
@@ -414,6 +421,13 @@ def test_control_variate_removes_what_the_known_mean_explains():
     assert 0.5 < better.control <= 1.0
     assert better.se < 0.6 * plain.se
     assert abs(better.value - 6) < 4 * better.se
+
+
+def test_a_value_without_data_sets_is_no_number():
+    samples = made_up()
+    nothing = summary(samples._replace(log_z=np.full_like(samples.log_z, np.nan)))
+    assert jnp.isnan(nothing.value)
+    assert nothing.n_nonfinite == 4000
 
 
 def test_error_of_replicates_is_that_of_their_means():
@@ -576,6 +590,10 @@ def test_memory_does_not_grow_with_the_designs():
 def test_arguments_that_cannot_work_say_what_to_do():
     model = smc.models.get("lg", sigma=1.0)._replace(mean=None, name="mine")
     xi = jnp.asarray(XI)
+    with pytest.raises(TypeError, match="xi has dtype bfloat16.*pass floats"):
+        eig.estimate(jax.random.key(0), model, xi.astype(jnp.bfloat16))
+    with pytest.raises(TypeError, match="n_outer"):
+        eig.nmc(jax.random.key(0), model, xi, n_outer=8.0)
     with pytest.raises(TypeError, match="xi has dtype int32.*pass floats"):
         eig.nmc(jax.random.key(0), model, jnp.asarray([1, 2]))
     with pytest.raises(ValueError, match="design_chunk=0 must be at least 1"):

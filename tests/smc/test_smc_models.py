@@ -172,6 +172,14 @@ def test_wrong_arguments_are_refused_by_name():
         smc.models.additive_gaussian(
             lambda u, xi: u, dim=1, sigma=-1.0, design_bounds=box
         )
+    with pytest.raises(ValueError, match="dim=0 must be at least 1"):
+        smc.models.additive_gaussian(
+            lambda u, xi: u, dim=0, sigma=1.0, design_bounds=box
+        )
+    for name, row in (("jc", "test"), ("sf", "sensor")):
+        message = rf"shape \(2,\); pass \[Q, 2\], one row per {row}|Type-check error"
+        with pytest.raises((ValueError, TypeError), match=message):
+            smc.eig.nmc(jax.random.key(0), smc.models.get(name), jnp.ones(2))
     with pytest.raises(ValueError, match="lower below upper"):
         smc.models.additive_gaussian(
             lambda u, xi: u, dim=1, sigma=1.0, design_bounds=((1.0,), (0.0,))

@@ -19,14 +19,16 @@ def check_design(xi: Any, model: BoedModel) -> Array:
     """The design as a floating-point array, whose dtype the computation takes.
 
     Raises:
-      TypeError: for integers, in which nothing could be computed.
+      TypeError: for anything but float32 or float64; half precision cannot hold a
+        log-likelihood.
       ValueError: if the trailing axis is not that of the model's design box. A box of
         one coordinate serves designs of any length.
     """
     xi = jnp.asarray(xi)
-    if not jnp.issubdtype(xi.dtype, jnp.floating):
+    if xi.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(
-            f"xi has dtype {xi.dtype}; it is that of the whole computation, pass floats"
+            f"xi has dtype {xi.dtype}; it is that of the whole computation, pass "
+            "floats of 32 or 64 bits"
         )
     size = len(model.design_bounds[0])
     if size > 1 and xi.shape[-1:] != (size,):

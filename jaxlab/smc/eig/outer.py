@@ -39,6 +39,9 @@ class Points:
     chunk: int = 256
 
     def __post_init__(self):
+        for name in ("n_outer", "replicates", "chunk"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be an int")
         check(self.n_outer, self.outer, self.replicates)
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk} must be at least 1 data set")

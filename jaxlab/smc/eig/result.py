@@ -101,10 +101,13 @@ def paired_difference(
 def mean_and_se(
     terms: Float[Array, "N"], replicates: int
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean over finite terms, and its error; from replicate means if there are any."""
+    """Mean over finite terms, NaN if there are none, and its error.
+
+    With replicates the error is that of their means.
+    """
     finite = jnp.isfinite(terms)
     count = jnp.sum(finite)
-    mean = _mean(terms, finite)
+    mean = jnp.where(count > 0, _mean(terms, finite), jnp.nan)
     if replicates:
         rows = terms.reshape(replicates, -1)
         means = jax.vmap(_mean)(rows, finite.reshape(replicates, -1))

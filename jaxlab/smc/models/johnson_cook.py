@@ -48,6 +48,8 @@ def parameters(u: Float[Array, "6"]):
 
 def stresses(u: Float[Array, "6"], xi: Float[Array, "Q 2"]) -> Float[Array, "n"]:
     """Flow stress in MPa, test by test, each at the five strains."""
+    if xi.ndim != 2:
+        raise ValueError(f"xi has shape {xi.shape}; pass [Q, 2], one row per test")
     a, b, n, c, m, melt = parameters(u)
     log_strain = jnp.log(jnp.asarray(STRAINS, u.dtype))
     hardening = a + b * jnp.exp(n * log_strain)

@@ -71,11 +71,15 @@ def additive_gaussian(
       prior_transform: `u -> theta`, for display.
 
     Raises:
-      ValueError: if `sigma` is not positive, or the box is malformed.
+      ValueError: if `sigma` is not positive and finite, `dim < 1`, or the box is
+        malformed.
     """
-    if not sigma > 0:
+    sigma = float(sigma)  # an array would be no static argument
+    if not 0 < sigma < math.inf:
         raise ValueError(f"sigma={sigma} must be positive; it is a standard deviation")
-    lower, upper = design_bounds
+    if dim < 1:
+        raise ValueError(f"dim={dim} must be at least 1 latent coordinate")
+    lower, upper = design_bounds = tuple(tuple(corner) for corner in design_bounds)
     if len(lower) != len(upper) or any(a >= b for a, b in zip(lower, upper)):  # noqa: B905
         raise ValueError(
             f"design_bounds={design_bounds} must hold two equally long corners, lower "

@@ -32,6 +32,8 @@ def make(sigma: float = 0.5) -> boed.BoedModel:
 
 def log_intensity(u: Float[Array, "4"], xi: Float[Array, "Q 2"]) -> Float[Array, "Q"]:
     """Log of the summed intensity at each sensor."""
+    if xi.ndim != 2:
+        raise ValueError(f"xi has shape {xi.shape}; pass [Q, 2], one row per sensor")
     offsets = xi[:, None, :] - u.reshape(2, 2)[None, :, :]
     squared = jnp.sum(offsets * offsets, axis=-1)
     return jnp.log(BACKGROUND + jnp.sum(1 / (SHARPNESS + squared), axis=-1))
