@@ -123,7 +123,13 @@ SOLVABLE = (
 )
 
 
-@pytest.mark.parametrize("name", SOLVABLE)
+LONG = {"MultiRoom-N4-S5-v1", "LockedRoom-v0", "KeyCorridorS3R3-v0"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SOLVABLE],
+)
 def test_every_level_can_be_solved(name):
     full = f"MiniGrid-{name}"
     assert env_layouts.solvable(full, pools.take(pool_of(full), np.arange(500))).all()

@@ -154,6 +154,7 @@ def test_payoffs_mu_and_threshold_scale_together(power, trajectory):
     np.testing.assert_allclose(logged.nashconv_last / c, 0.0215700877167, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_which_side_of_gamma_the_threshold_lies_on_decides_the_first_step(trajectory):
     expected = {1e-9: 4.1022, 1e-8: 4.1022, 1e-12: 3.1326, 0.0: 2.6927}
     for rm_eps, value in expected.items():

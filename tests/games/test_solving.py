@@ -87,7 +87,7 @@ def test_two_devices_give_what_one_gives(swept):
     )
 
 
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_large_games_are_swept_one_setting_after_another(swept, devices, monkeypatch):
     monkeypatch.setattr(algorithm_lib, "LARGE_GAME", 0)
     solving._advance.clear_cache()

@@ -23,11 +23,11 @@ MAKERS = {
     "goofspiel_4_desc_imp": lambda: games.goofspiel(4),
     "goofspiel_4_asc_imp": lambda: games.goofspiel(4, "ascending"),
     "goofspiel_3_rand_imp": lambda: games.goofspiel(3, "random"),
-    "battleship_2x2_s2_3_norep": lambda: games.battleship(repeat=False),
     "phantom_2x2_k2": lambda: games.phantom_mnk(),
     "biased_rps": lambda: games.biased_rps(),
 }
 LARGE = {
+    "battleship_2x2_s2_3_norep": lambda: games.battleship(repeat=False),
     "liars_dice_5": lambda: games.liars_dice(5),
     "liars_dice_6": lambda: games.liars_dice(6),
     "goofspiel_4_rand_imp": lambda: games.goofspiel(4, "random"),

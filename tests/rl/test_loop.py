@@ -161,6 +161,7 @@ def test_two_devices_are_one_device(mode):
         np.testing.assert_allclose(x, y, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmap_map_and_single_runs_are_the_same():
     mapped, batched = population("map", 2)[0], population("vmap", 1)[0]
     np.testing.assert_allclose(mapped.params["q"], batched.params["q"], atol=1e-5)
