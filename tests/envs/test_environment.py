@@ -32,19 +32,19 @@ def started():
     return jax.jit(env.reset)(KEY, params)[1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def roll(env, params, key, steps):
-    """Random play of 8 environments: the states and everything `step` returned."""
+@functools.partial(jax.jit, static_argnums=(0, 3), static_argnames="num")
+def roll(env, params, key, steps, num=8):
+    """Random play of `num` environments: the states and all that `step` returned."""
     first_key, play_key = jax.random.split(key)
     obs, state = jax.vmap(env.reset, in_axes=(0, None))(
-        jax.random.split(first_key, 8), params
+        jax.random.split(first_key, num), params
     )
 
     def body(state, key):
         act_key, step_key = jax.random.split(key)
-        action = jax.random.randint(act_key, (8,), 0, env.num_actions)
+        action = jax.random.randint(act_key, (num,), 0, env.num_actions)
         out = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
-            jax.random.split(step_key, 8), state, action, params
+            jax.random.split(step_key, num), state, action, params
         )
         return out[1], (state, action, out)
 
@@ -104,7 +104,7 @@ def test_with_a_pool_the_step_does_not_use_its_key():
 
 def test_the_pool_is_drawn_uniformly_and_differently_by_every_environment():
     env, params = pooled(max_steps=1)
-    _, (_, _, (_, after, *_)) = roll(env, params, KEY, 2000)
+    _, (_, _, (_, after, *_)) = roll(env, params, KEY, 16, num=1000)
     starts = np.asarray(params.pool.grid).reshape(256, -1)
     poses = np.concatenate(
         [params.pool.position, params.pool.direction[:, None]], axis=-1
