@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 BOARD, MARGIN, LABEL = 150, 6, 14  # pixels
-COLUMNS = 8
+COLUMNS = 7
 
 
 def names() -> list[str]:
