@@ -7,7 +7,8 @@ Data:     the model "sf"; truths drawn from the prior, common to both policies. 
           annealed back from the truth, which is an exact draw from its own posterior:
           a lower bound in expectation. Beside it the particles' own evidence.
 Expected: chosen sensors gain clearly more than random ones from the first ten steps on
-          (paired over truths). Run so far at the smoke preset only.
+          (paired over truths). Found: 14.1 +- 0.5 against 5.9 +- 0.9 nats, difference
+          +8.2 +- 0.9; 15.1 by the particles. 90 CPU-seconds.
 """
 
 import dataclasses
