@@ -79,7 +79,8 @@ def additive_gaussian(
         raise ValueError(f"sigma={sigma} must be positive; it is a standard deviation")
     if dim < 1:
         raise ValueError(f"dim={dim} must be at least 1 latent coordinate")
-    lower, upper = design_bounds = tuple(tuple(corner) for corner in design_bounds)
+    lower, upper = (tuple(corner) for corner in design_bounds)
+    design_bounds = lower, upper
     if len(lower) != len(upper) or any(a >= b for a, b in zip(lower, upper)):  # noqa: B905
         raise ValueError(
             f"design_bounds={design_bounds} must hold two equally long corners, lower "
