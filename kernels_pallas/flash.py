@@ -165,7 +165,7 @@ def _blocks(q, k, block_q, block_k):
     group = q.shape[2] // k.shape[2]
 
     def fit(length, most):
-        whole = -(-max(length, 1) // 8) * 8
+        whole = -(-max(length, 1) // 16) * 16  # what every kernel can take
         return min(most, whole)
 
     block_q = block_q or fit(q.shape[1], max(64, 256 // group))
