@@ -1,5 +1,6 @@
 """The reliability checks run, and each of them can fail."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -23,10 +24,24 @@ from experiments.reliability import (
     devices,
     env_layouts,
     env_parity,
+    kill_resume,
     memory_growth,
     program,
 )
 from jaxlab import io
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """A config without fields."""
+
+
+def test_intervals_that_no_checkpoint_covers_are_counted(tmp_path):
+    with io.Session.open(tmp_path / "run", Nothing(), quiet=True) as session:
+        for step in (1, 2, 3):
+            session.metrics.write(step, {"loss": 0.0})
+        session.checkpoints.save(1, {"x": np.zeros(2)})
+    assert kill_resume.lost_intervals(tmp_path / "run") == 2
 
 
 def test_every_check_is_listed_with_one_line():

@@ -222,8 +222,9 @@ def wait_for(path, process):
     raise AssertionError(f"{path} never came")
 
 
-def test_a_reader_who_leaves_early_is_no_error():
-    process = child("--help")
+@pytest.mark.parametrize("flags", [["--help"], ["--chunks", 1, "--out", "gone"]])
+def test_a_reader_who_leaves_early_is_no_error(flags, inside):
+    process = child(*flags)
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(60) == 128 + signal.SIGPIPE

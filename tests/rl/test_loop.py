@@ -127,6 +127,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_update_and_leaf()
     assert before.shape == e.value.state.params["q"].shape
 
 
+def test_a_chunk_compiled_for_another_length_is_refused():
+    with pytest.raises(ValueError, match="length=4 but the chunk was compiled for 8"):
+        loop.run(single(), start(), HPARAMS, num_updates=8, length=4)
+
+
 # Seeds -------------------------------------------------------------------------------
 
 
