@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kernels_pallas.flash import flash_attention as flash_attention
     from kernels_pallas.flash import streaming_attention as streaming_attention
     from kernels_pallas.hsa import hsa_attention as hsa_attention
+    from kernels_pallas.linear import linear_scan as linear_scan
+    from kernels_pallas.linear import linear_step as linear_step
     from kernels_pallas.lists import block_lists as block_lists
     from kernels_pallas.lists import block_overflow as block_overflow
     from kernels_pallas.lists import check_block_lists as check_block_lists
@@ -41,6 +43,8 @@ _HOMES = {
     "explain": "dispatch",
     "flash_attention": "flash",
     "hsa_attention": "hsa",
+    "linear_scan": "linear",
+    "linear_step": "linear",
     "merge_states": "states",
     "pooled_attention_map": "pooled",
     "statistical_top_k": "threshold",
