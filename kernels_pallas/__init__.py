@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kernels_pallas.pooled import pooled_attention_map as pooled_attention_map
     from kernels_pallas.states import merge_states as merge_states
     from kernels_pallas.threshold import statistical_top_k as statistical_top_k
+    from kernels_pallas.zeros import zeros_scan as zeros_scan
+    from kernels_pallas.zeros import zeros_step as zeros_step
 
 _HOMES = {
     "block_lists": "lists",
@@ -49,6 +51,8 @@ _HOMES = {
     "pooled_attention_map": "pooled",
     "statistical_top_k": "threshold",
     "streaming_attention": "flash",
+    "zeros_scan": "zeros",
+    "zeros_step": "zeros",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
