@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxlab.attention import memory
 from jaxlab.attention.memory import Memory, init_state
+from kernels_pallas.dispatch import Implementation
+from kernels_pallas.tiles import accumulator
 
 __all__ = ["Memory", "attend", "init_state", "log_decay", "step"]
 
@@ -27,7 +29,7 @@ def attend(
     state: Memory | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """Correct what the memory answers to the key by a fraction of the error.
 
@@ -95,6 +97,6 @@ def log_decay(
 
 
 def _unit(x):
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(accumulator(x.dtype))
     length = jnp.sum(wide * wide, -1, keepdims=True)
     return (wide * jax.lax.rsqrt(length + 1e-6)).astype(x.dtype)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlab.attention import memory
 from jaxlab.attention.memory import Memory, init_state
+from kernels_pallas.dispatch import Implementation
 
 __all__ = ["Memory", "attend", "init_state", "step"]
 
@@ -23,7 +24,7 @@ def attend(
     state: Memory | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """Linear attention with a decay per feature of the key.
 

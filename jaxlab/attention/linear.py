@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int
 
 import kernels_pallas as kp
 from jaxlab.attention import memory
+from kernels_pallas.dispatch import Implementation
+from kernels_pallas.tiles import accumulator
 
 __all__ = ["State", "attend", "init_state", "step"]
 
@@ -40,7 +42,7 @@ def attend(
     state: State | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """Attention with weights `phi(q) . phi(k)`.
 
@@ -81,7 +83,7 @@ def attend(
     if causal:
         o, matrix = kp.linear_scan(
             q, k, v, scale=scale, segment_ids=segment_ids, state=matrix,
-            return_state=True, chunk=chunk, implementation=implementation,  # pyright: ignore[reportArgumentType]
+            return_state=True, chunk=chunk, implementation=implementation,
         )  # fmt: skip
     else:
         groups = v.shape[2] // k.shape[2], q.shape[2] // k.shape[2]
@@ -141,7 +143,7 @@ def _check(feature_map, scale) -> None:
 
 def _features(q, k, v, feature_map, scale):
     """Features in the dtype of the sums; a column of ones adds up to the normaliser."""
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide = accumulator(q.dtype)
     q, k, v = (x.astype(wide) for x in (q, k, v))
     if feature_map == "identity":
         return q, k, v, q.shape[-1] ** -0.5 if scale is None else scale

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 class Mixer(NamedTuple):
     """How tokens exchange information, as functions.
 
-    `attend(q, k, v, *, <needs>, causal, scale, segment_ids, state, return_state,
-    implementation)` mixes whole sequences, `step(state, q, k, v, *, <needs>)` one token,
-    and `init_state(batch, num_heads, head_dim, v_dim, max_len, dtype)` starts it.
+    `attend(q, k, v, *, <needs>, causal, segment_ids, state, return_state, chunk,
+    implementation)` mixes whole sequences, `step(state, q, k, v, *, <needs>)` mixes one
+    token, and `init_state(batch, num_heads, head_dim, v_dim, max_len, dtype)` starts.
     """
 
     attend: Callable[..., Any]

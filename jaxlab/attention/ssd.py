@@ -1,7 +1,7 @@
 """Mamba-2: a discretised linear system with one decay per head (state space duality).
 
-Shapes: see `jaxlab.attention.memory`. In the language of state spaces q is C, k is B and
-v is x; `K` is the number of groups, `H` the size of the state, `V` the head dim.
+Shapes: see `jaxlab.attention.memory`. In the language of state spaces q is C, k is B
+and v is x; `K` is the number of groups, `H` the size of the state, `V` the head dim.
 """
 
 import jax
@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxlab.attention import memory
 from jaxlab.attention.memory import Memory, init_state
+from kernels_pallas.dispatch import Implementation
+from kernels_pallas.tiles import accumulator
 
 __all__ = ["Memory", "attend", "discretise", "init_state", "step"]
 
@@ -28,7 +30,7 @@ def attend(
     state: Memory | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """The scan of Mamba-2.
 
@@ -97,7 +99,7 @@ def discretise(
 
 def _prepare(q, k, v, dt, a):
     """The step size goes into the input and the gate, before anything is rounded."""
-    wide = jnp.promote_types(v.dtype, jnp.float32)
+    wide = accumulator(v.dtype)
     q, k, x, dt, a = (y.astype(wide) for y in (q, k, v, dt, a))
     g = dt * a.reshape((1,) * (dt.ndim - 1) + a.shape)
     return q, k, x * dt[..., None], g, v

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int
 
 import kernels_pallas as kp
 from kernels_pallas import chunks
+from kernels_pallas.dispatch import Implementation
+from kernels_pallas.tiles import accumulator
 from kernels_pallas.zeros import Summary, summary
 
 __all__ = [
@@ -39,12 +41,12 @@ def attend(
     state: Summary | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """Zero-sum weights times the cosine of query and key.
 
         d_i  = s_i - mean_{j <= t} s_j
-        r_ti = gate1_t d_i / t + gateh_t (softmax_t(s)_i - 1/t - d_i / t) [+ gate0_t / t]
+        r_ti = gate1_t d_i/t + gateh_t (softmax_t(s)_i - 1/t - d_i/t) [+ gate0_t/t]
         o_t  = sum_{i <= t} r_ti cos(q_t, k_i) v_i
 
     The layer around it applies LayerNorm without affine to every head of o. Costs
@@ -77,7 +79,7 @@ def attend(
     return kp.zeros_scan(
         q, k, v, logits=logits, gates=gates, gate0=gate0, causal=causal,
         segment_ids=segment_ids, state=state, return_state=return_state, chunk=chunk,
-        implementation=implementation,  # pyright: ignore[reportArgumentType]
+        implementation=implementation,
     )  # fmt: skip
 
 
@@ -106,7 +108,7 @@ def init_state(
     max_len: int | None = None,
     dtype=jnp.float32,
 ) -> Summary:
-    """The summary of no tokens; arguments as in `jaxlab.attention.memory.init_state`."""
+    """The summary of no tokens; arguments as in `memory.init_state`."""
     del max_len
     return summary.empty((batch, num_heads), head_dim, v_dim, dtype)
 
@@ -130,7 +132,7 @@ def weights(
     """
     if normalize:
         q, k = _unit(q), _unit(k)
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide = accumulator(q.dtype)
     group, length = q.shape[2] // k.shape[2], q.shape[1]
     q, k, s, gates = (x.astype(wide) for x in (q, k, logits, gates))
     s = jnp.repeat(s.swapaxes(1, 2), group, axis=1)[:, :, None]
@@ -178,7 +180,7 @@ def key_logits(
     segment_ids: Int[Array, "B T"] | None = None,
     state: Running | None = None,
     return_state: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ):
     """How unlike the mean of its past a token is.
 
@@ -211,7 +213,7 @@ def key_logits(
             "neither state nor segment_ids"
         )
     batch, length, heads, dim = u.shape
-    wide = jnp.promote_types(u.dtype, jnp.float32)
+    wide = accumulator(u.dtype)
     u, mu, log_tau = (x.astype(wide) for x in (u, mu, log_tau))
     state = init_running(batch, heads, dim, wide) if state is None else state
     if causal:
@@ -247,7 +249,7 @@ def _index(batch, length, segment_ids):
 
 
 def _unit(x):
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(accumulator(x.dtype))
     square = jnp.sum(wide * wide, -1, keepdims=True)
     # Nothing is added to the square: only the zero vector is not normalised exactly.
     return (wide * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x.dtype)

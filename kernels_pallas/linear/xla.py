@@ -4,7 +4,7 @@ With the decay `e_ij = exp(g_{j+1} + ... + g_i)` from token j to token i of a ch
 the state S enters, every form of the recurrence is
 
     A_ij = q_i k_j e_ij,   M_ij = beta_i k_i k_j e_ij (i > j),   A, M lower triangular
-    U = (I + M)^-1 beta V,   W = (I + M)^-1 beta e_i0 K      delta rule; else U = V, W = 0
+    U = (I + M)^-1 beta V,   W = (I + M)^-1 beta e_i0 K    (no delta rule: V and 0)
     U' = U - W S
     O  = (e_i0 Q) S + A U'
     S' = e_C0 S + (e_Ci K)^T U'

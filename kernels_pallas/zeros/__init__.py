@@ -34,7 +34,7 @@ def zeros_scan(
     """Mix values by weights that sum to zero, times the product of query and key.
 
         d_i  = s_i - mean_{j <= t} s_j
-        r_ti = gate1_t d_i / t + gateh_t (softmax_t(s)_i - 1/t - d_i / t) [+ gate0_t / t]
+        r_ti = gate1_t d_i/t + gateh_t (softmax_t(s)_i - 1/t - d_i/t) [+ gate0_t/t]
         o_t  = sum_{i <= t} r_ti (q_t . k_i) v_i
 
     Differentiable in q, k, v, logits, gates, gate0 and the matrices of the state.

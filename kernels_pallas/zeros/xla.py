@@ -20,9 +20,7 @@ def forward(state, q, k, v, s, gates, segment_ids, heads: chunks.Heads, chunk: i
     sight = chunks.sight(length, chunk, segment_ids)
     q = chunks.cut(q, chunk, (heads.keys, heads.queries, 1))
     gates = chunks.cut(gates, chunk, (heads.keys, heads.queries, 1))
-    k, v, s = (
-        chunks.cut(x, chunk, (heads.keys, 1, 1)) for x in (k, v, s[..., None])
-    )
+    k, v, s = (chunks.cut(x, chunk, (heads.keys, 1, 1)) for x in (k, v, s[..., None]))
 
     def enter(state, inputs):
         through, own = inputs
@@ -52,7 +50,9 @@ def _outputs(past: summary.Summary, q, k, v, s, gates, sight: chunks.Sight):
     peak = jnp.where(sight.pairs, column, lowest).max(-1, keepdims=True)
     peak = jnp.maximum(peak, jnp.where(sight.before, top, lowest))
     peak = lax.stop_gradient(peak)
-    earlier = jnp.where(sight.before, jnp.exp(jnp.where(sight.before, top - peak, 0)), 0)
+    earlier = jnp.where(
+        sight.before, jnp.exp(jnp.where(sight.before, top - peak, 0)), 0
+    )
     weight = jnp.exp(jnp.where(sight.pairs, column - peak, 0))
     weight = jnp.where(sight.pairs, weight, 0)
     total = earlier * total + weight.sum(-1, keepdims=True)
