@@ -26,8 +26,8 @@ _FLOOR = 1e-6  # keeps the quotient finite where all features vanish
 class State:
     """Sums over the past: of `phi(k) v^T`, and of `phi(k)` where outputs are means."""
 
-    matrix: Float[Array, "B M H V"]
-    normaliser: Float[Array, "B M H"] | None
+    matrix: Float[Array, "*B M H V"]
+    normaliser: Float[Array, "*B M H"] | None
 
 
 def attend(

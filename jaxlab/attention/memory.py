@@ -18,7 +18,7 @@ import kernels_pallas as kp
 class Memory:
     """Everything that a delta, GLA or Mamba-2 head knows about its past."""
 
-    matrix: Float[Array, "B M H V"]  # float32, or float64
+    matrix: Float[Array, "*B M H V"]  # float32, or float64
 
 
 def init_state(

@@ -160,8 +160,8 @@ def weights(
 class Running:
     """The sum of u so far, and the number of tokens in it."""
 
-    total: Float[Array, "B K H"]
-    count: Int[Array, "B"]
+    total: Float[Array, "*B K H"]
+    count: Int[Array, "*B"]
 
 
 def init_running(batch: int, num_heads: int, dim: int, dtype=jnp.float32) -> Running:

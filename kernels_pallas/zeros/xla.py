@@ -50,9 +50,8 @@ def _outputs(past: summary.Summary, q, k, v, s, gates, sight: chunks.Sight):
     peak = jnp.where(sight.pairs, column, lowest).max(-1, keepdims=True)
     peak = jnp.maximum(peak, jnp.where(sight.before, top, lowest))
     peak = lax.stop_gradient(peak)
-    earlier = jnp.where(
-        sight.before, jnp.exp(jnp.where(sight.before, top - peak, 0)), 0
-    )
+    earlier = jnp.exp(jnp.where(sight.before, top - peak, 0))
+    earlier = jnp.where(sight.before, earlier, 0)
     weight = jnp.exp(jnp.where(sight.pairs, column - peak, 0))
     weight = jnp.where(sight.pairs, weight, 0)
     total = earlier * total + weight.sum(-1, keepdims=True)

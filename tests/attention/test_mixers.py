@@ -49,9 +49,9 @@ def results(name):
     """Row 0 is one sequence; row 1 packs another before the same one again."""
     with jax.enable_x64(True):
         tokens, fixed = cases.call(name)
-        tokens = {
-            x: y.at[1, CUT:].set(y[0, : cases.LENGTH - CUT]) for x, y in tokens.items()
-        }
+        tokens = {x: np.array(y) for x, y in tokens.items()}
+        for x in tokens.values():
+            x[1, CUT:] = x[0, : cases.LENGTH - CUT]
         segments = np.zeros((2, cases.LENGTH), np.int32)
         segments[1, CUT:] = 7
         chunked, sequential, decode = programs(name)
@@ -96,34 +96,29 @@ def test_the_future_changes_no_bit_of_the_past(name):
     tokens = arguments[0]
     rng = np.random.default_rng(0)
     for t in (5, 8, 30):  # inside a chunk, at its start, late
-        changed = {
-            x: y.at[:, t:].multiply(rng.uniform(0.5, 2)) for x, y in tokens.items()
-        }
+        changed = {x: np.array(y) for x, y in tokens.items()}
+        for x in changed.values():
+            x[:, t:] *= rng.uniform(0.5, 2)
         if name == "zeros":
-            changed["logits"] = changed["logits"].at[:, t:].add(800.0)
+            changed["logits"][:, t:] += 800
         again, _ = programs(name)[0](changed, *arguments[1:])
         np.testing.assert_array_equal(again[:, :t], out[:, :t])
         assert not np.array_equal(again[:, t:], out[:, t:])
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_an_empty_state_is_no_state(name):
-    mixer = attention.get(name)
-    tokens, fixed = cases.call(name)
-    (_, state), (_, first) = results(name)[1], results(name)[3]
-    empty = cases.empty(name)
-    assert jax.tree.structure(empty) == jax.tree.structure(state)
-    like = jax.tree.map(lambda x: (x.shape, x.dtype), (state, first))
-    assert like[0] == like[1] == jax.tree.map(lambda x: (x.shape, x.dtype), empty)
-    token = {x: y[:, 0] for x, y in tokens.items()}
-    assert mixer.step is not None
-    _, out = jax.jit(mixer.step)(empty, **token, **fixed)
-    close(out[0], results(name)[1][0][0, 0])
+def test_every_state_looks_like_the_first(name):
+    _, (_, state), _, (_, decoded) = results(name)
+    first = cases.empty(name)
+    for later in (state, decoded):
+        assert jax.tree.structure(later) == jax.tree.structure(first)
+        for x, y in zip(jax.tree.leaves(later), jax.tree.leaves(first), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
 
 
 GRADIENTS = [
     pytest.param(name, marks=() if name in fast else pytest.mark.slow)
-    for fast in [("gated_delta", "gla", "zeros")]
+    for fast in [("gated_delta", "zeros")]
     for name in cases.NAMES
 ]
 
@@ -157,9 +152,7 @@ EXTREMES = [
         dtype,
         marks=() if (name, dtype) in fast else pytest.mark.slow,
     )
-    for fast in [
-        [("gated_delta", "float32"), ("zeros", "float16"), ("gla", "bfloat16")]
-    ]
+    for fast in [[("gated_delta", "float32"), ("gla", "bfloat16")]]
     for name in ("gated_delta", "delta", "gla", "ssd", "zeros", "linear")
     for dtype in ("float32", "float16", "bfloat16")
 ]
