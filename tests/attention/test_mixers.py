@@ -198,3 +198,82 @@ def test_extreme_gates_are_exact_and_never_nan(name, dtype):
     scale = max(1.0, float(np.abs(exact).max()))
     error = np.abs(np.asarray(out, np.float64) - np.asarray(exact)).max()
     assert error < tolerance * scale
+
+
+def test_without_decay_the_gated_rule_is_the_delta_rule():
+    tokens, _ = cases.call("delta")
+    attend = jax.jit(
+        functools.partial(
+            attention.gated_delta.attend, implementation="xla", chunk=CHUNK
+        )
+    )
+    gated = attend(**tokens, g=np.zeros_like(tokens["beta"]))
+    close(gated, attend(**tokens), 1e-13)
+
+
+def test_only_differences_of_zero_sum_logits_matter():
+    (tokens, fixed, segments), (out, _), _, _ = results("zeros")
+    shifted = tokens | {"logits": tokens["logits"] + 1e4}
+    again, _ = programs("zeros")[0](shifted, fixed, segments)
+    np.testing.assert_allclose(again, out, atol=1e-8)
+
+
+def test_a_first_token_that_must_sum_to_zero_is_zero():
+    (tokens, fixed, segments), _, _, _ = results("zeros")
+    for run in programs("zeros")[:2]:
+        without = tokens | {"gate0": np.zeros_like(tokens["gate0"])}
+        out, _ = run(without, fixed, segments)
+        np.testing.assert_allclose(out[:, 0], 0, atol=1e-16)
+        assert np.abs(out[:, 1]).max() > 0.01
+
+
+def test_running_logits_continue():
+    rng = np.random.default_rng(0)
+    u, mu, log_tau = (
+        jnp.asarray(rng.normal(size=shape)) for shape in [(2, 9, 3, 4), (3, 4), (3,)]
+    )
+    logits = jax.jit(
+        functools.partial(attention.zeros.key_logits, return_state=True)
+    )
+    whole, last = logits(u, mu, log_tau)
+    first, state = logits(u[:, :5], mu, log_tau)
+    rest, state = logits(u[:, 5:], mu, log_tau, state=state)
+    close(jnp.concatenate([first, rest], axis=1), whole)
+    close(state, last)
+    segments = jnp.asarray([[0] * 5 + [1] * 4] * 2, jnp.int32)
+    packed, state = logits(u, mu, log_tau, segment_ids=segments)
+    alone, last = logits(u[:, 5:], mu, log_tau)
+    close(packed[:, 5:], alone)
+    close(state, last)
+
+
+def test_mixers_are_found_by_name():
+    assert set(cases.NAMES) <= set(attention.names())
+    with pytest.raises(ValueError, match="mixer 'mamba' must be one of.*ssd"):
+        attention.get("mamba")
+    with pytest.raises(ValueError, match="mixer 'gla' exists already"):
+        attention.register("gla", attention.get("gla"))
+    for name in cases.NAMES:
+        needs = set(attention.get(name).needs)
+        tokens, fixed = cases.call(name)
+        assert needs == {*tokens, *fixed} - {"q", "k", "v", "d", "gate0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("delta", dict(causal=False), "causal=False must be True"),
+        ("ssd", dict(causal=False), "add the output on the reversed sequence"),
+        ("linear", dict(scale=2.0), "scale=2.0 cancels"),
+        ("linear", dict(segment_ids=0, causal=False), "neither state nor segment_ids"),
+        ("zeros", dict(segment_ids=0, causal=False), "neither state nor segment_ids"),
+    ],
+)
+def test_mistakes_are_named(name, change, message):
+    tokens, fixed = cases.call(name)
+    if "segment_ids" in change:
+        change["segment_ids"] = jnp.zeros((2, cases.LENGTH), jnp.int32)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(
+            lambda: attention.get(name).attend(**tokens, **fixed, **change)
+        )
