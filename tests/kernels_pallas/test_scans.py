@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import kernels_pallas as kp
 
@@ -69,15 +70,13 @@ def test_no_array_holds_a_matrix_per_token():
         gradient = jax.grad(loss, range(5))
         jaxpr = jax.make_jaxpr(gradient)(x, x, x, *extra)
         assert largest(jaxpr.jaxpr) < length * dim * dim / 8
-        reference = functools.partial(np.prod, (length, dim, dim))
-        assert reference() > largest(jaxpr.jaxpr)
 
 
 def largest(jaxpr) -> int:
     """Elements of the largest array that a program makes."""
     sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
     for eqn in jaxpr.eqns:
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             sizes.append(largest(inner))
     return max(sizes, default=0)
 
