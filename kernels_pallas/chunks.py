@@ -73,8 +73,9 @@ def sight(length: int, chunk: int, segment_ids: Int[Array, "B T"] | None) -> Sig
     else:
         number = jnp.cumsum(starts(segment_ids), axis=1, dtype=jnp.int32)
         number = jnp.pad(number, ((0, 0), (0, blocks * chunk - length)), mode="edge")
-    real = jnp.broadcast_to(real, number.shape).reshape(-1, blocks, chunk)
-    number = number.reshape(-1, blocks, chunk)
+    shape = (len(number), blocks, chunk)
+    real = jnp.broadcast_to(real, number.shape).reshape(shape)
+    number = number.reshape(shape)
     # The segment that reaches into a chunk is the one that its predecessor ended with.
     entering = jnp.pad(number[:, :-1, -1:], ((0, 0), (1, 0), (0, 0)))[:, :blocks]
     last = number[:, :, -1:]

@@ -23,7 +23,7 @@ from jaxlab import attention
 
 HEADS, DIM = 4, 64
 NAMES = ("delta", "gated_delta", "gla", "linear", "ssd", "zeros")
-LENGTHS = (1024, 2048, 4096, 8192, 16_384)
+LENGTHS = (1024, 4096, 16_384)
 
 
 def inputs(name: str, length: int) -> tuple[dict[str, Any], dict[str, Any]]:

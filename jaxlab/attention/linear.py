@@ -92,7 +92,7 @@ def attend(
         q = jnp.repeat(q, groups[0], axis=2) * scale
         q = q.reshape(*q.shape[:2], v.shape[2], groups[1], q.shape[3])
         o = jnp.einsum("btmph,bmhv->btmpv", q, matrix, precision="highest")
-        o = o.reshape(*o.shape[:2], -1, o.shape[4])
+        o = o.reshape(*o.shape[:2], v.shape[2] * groups[1], v.shape[3])
     o = _quotient(o, feature_map).astype(dtype)
     return (o, _part(matrix, feature_map)) if return_state else o
 

@@ -62,7 +62,7 @@ def forward(state, q, k, v, g, beta, segment_ids, heads: chunks.Heads, chunk: in
         u, w = _correct(beta * jnp.tril(_scores(k, k, pairs), -1), wide, v.shape[-1])
         state, (entering, v) = lax.scan(enter, state, (through, kept, u, w))
     o = product(before * q, entering) + product(_scores(q, k, pairs), v)
-    return chunks.join(o, length), state.reshape(batch, -1, *state.shape[-2:])
+    return chunks.join(o, length), state.reshape(batch, heads.states, *state.shape[-2:])
 
 
 def _decays(g):

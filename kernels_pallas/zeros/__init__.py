@@ -138,16 +138,16 @@ def obstacles(q, k, v, **_) -> dict[str, str | None]:
 def _everything(q, k, v, s, gates):
     """Without causality there is one summary, and every query reads it."""
     batch, length, n, dim = q.shape
-    keys = k.shape[2]
+    keys, group = k.shape[2], n // k.shape[2]
     k, v, s = (x.swapaxes(1, 2) for x in (k, v, s[..., None]))
     whole = summary.of(k, v, s, jnp.ones((1, 1, length, 1), bool))
 
     def rows(x):
-        x = x.reshape(batch, length, keys, n // keys, x.shape[-1])
-        return x.swapaxes(1, 2).reshape(batch, keys, -1, x.shape[-1])
+        x = x.reshape(batch, length, keys, group, x.shape[-1])
+        return x.swapaxes(1, 2).reshape(batch, keys, length * group, x.shape[-1])
 
     o = summary.read(whole, rows(q), rows(gates))
-    o = o.reshape(batch, keys, length, n // keys, v.shape[-1])
+    o = o.reshape(batch, keys, length, group, v.shape[-1])
     return o.swapaxes(1, 2).reshape(batch, length, n, v.shape[-1]), whole
 
 

@@ -15,10 +15,11 @@ def step(state: summary.Summary, q, k, v, s, gates):
     )  # fmt: skip
     state = summary.merge(state, token)
     batch, keys = s.shape
+    group = q.shape[1] // keys
     o = summary.read(
         state,
-        q.reshape(batch, keys, -1, q.shape[-1]),
-        gates.reshape(batch, keys, -1, 3),
+        q.reshape(batch, keys, group, q.shape[-1]),
+        gates.reshape(batch, keys, group, 3),
     )
     return state, o.reshape(batch, q.shape[1], v.shape[-1])
 

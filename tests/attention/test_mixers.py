@@ -232,9 +232,7 @@ def test_running_logits_continue():
     u, mu, log_tau = (
         jnp.asarray(rng.normal(size=shape)) for shape in [(2, 9, 3, 4), (3, 4), (3,)]
     )
-    logits = jax.jit(
-        functools.partial(attention.zeros.key_logits, return_state=True)
-    )
+    logits = jax.jit(functools.partial(attention.zeros.key_logits, return_state=True))
     whole, last = logits(u, mu, log_tau)
     first, state = logits(u[:, :5], mu, log_tau)
     rest, state = logits(u[:, 5:], mu, log_tau, state=state)
@@ -274,6 +272,4 @@ def test_mistakes_are_named(name, change, message):
     if "segment_ids" in change:
         change["segment_ids"] = jnp.zeros((2, cases.LENGTH), jnp.int32)
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(
-            lambda: attention.get(name).attend(**tokens, **fixed, **change)
-        )
+        jax.eval_shape(lambda: attention.get(name).attend(**tokens, **fixed, **change))

@@ -20,7 +20,11 @@ def normal(seed, *shape):
 
 @pytest.mark.parametrize(("queries", "values"), [(4, 2), (2, 4)])
 def test_a_group_of_heads_is_repeated_heads(queries, values):
-    q, k, v = normal(0, 2, 9, queries, 4), normal(1, 2, 9, 2, 4), normal(2, 2, 9, values, 3)
+    q, k, v = (
+        normal(0, 2, 9, queries, 4),
+        normal(1, 2, 9, 2, 4),
+        normal(2, 2, 9, values, 3),
+    )
     g, beta = -np.abs(normal(3, 2, 9, values)), np.abs(normal(4, 2, 9, values))
     scan = jax.jit(functools.partial(kp.linear_scan, implementation="xla", chunk=4))
     grouped = scan(q, k, v, g=g, beta=beta)
@@ -43,13 +47,15 @@ def test_no_token_and_one_token(implementation):
 
     @jax.jit
     def run(q, k, v, before):
-        none = scan(q[:, :0], k[:, :0], v[:, :0], state=before)
+        g = beta = jnp.zeros((1, 0, 2))
+        none = scan(q[:, :0], k[:, :0], v[:, :0], g=g, beta=beta, state=before)
         return none, scan(q, k, v, scale=1.0)
 
     (nothing, unchanged), (o, state) = run(q, k, v, before)
     assert nothing.shape == (1, 0, 2, 3)
     np.testing.assert_array_equal(unchanged, before)
-    np.testing.assert_allclose(state, k[0, 0, :, :, None] * v[0, 0, :, None], rtol=1e-6)
+    outer = k[:, 0, :, :, None] * v[:, 0, :, None]
+    np.testing.assert_allclose(state, outer, rtol=1e-6)
     product = (q * k).sum(-1, keepdims=True)
     np.testing.assert_allclose(o, product * v, rtol=1e-5)
 
