@@ -8,13 +8,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxlab import games, io, rl, smc
+    from jaxlab import attention, games, io, rl, smc
 
     __version__: str
 
-__all__ = ["__version__", "games", "io", "rl", "smc"]
+__all__ = ["__version__", "attention", "games", "io", "rl", "smc"]
 
-_AREAS = ("games", "io", "rl", "smc")
+_AREAS = ("attention", "games", "io", "rl", "smc")
 
 
 def __getattr__(name: str):

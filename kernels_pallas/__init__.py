@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from kernels_pallas.flash import flash_attention as flash_attention
     from kernels_pallas.flash import streaming_attention as streaming_attention
     from kernels_pallas.hsa import hsa_attention as hsa_attention
+    from kernels_pallas.linear import linear_scan as linear_scan
+    from kernels_pallas.linear import linear_step as linear_step
     from kernels_pallas.lists import block_lists as block_lists
     from kernels_pallas.lists import block_overflow as block_overflow
     from kernels_pallas.lists import check_block_lists as check_block_lists
     from kernels_pallas.pooled import pooled_attention_map as pooled_attention_map
     from kernels_pallas.states import merge_states as merge_states
     from kernels_pallas.threshold import statistical_top_k as statistical_top_k
+    from kernels_pallas.zeros import zeros_scan as zeros_scan
+    from kernels_pallas.zeros import zeros_step as zeros_step
 
 _HOMES = {
     "block_lists": "lists",
@@ -41,10 +45,14 @@ _HOMES = {
     "explain": "dispatch",
     "flash_attention": "flash",
     "hsa_attention": "hsa",
+    "linear_scan": "linear",
+    "linear_step": "linear",
     "merge_states": "states",
     "pooled_attention_map": "pooled",
     "statistical_top_k": "threshold",
     "streaming_attention": "flash",
+    "zeros_scan": "zeros",
+    "zeros_step": "zeros",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

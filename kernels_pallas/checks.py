@@ -92,3 +92,39 @@ def check_visibility(
         raise ValueError(
             f"{op}: sink_tokens={sink_tokens} are kept beside a window; pass window"
         )
+
+
+def check_floats(op: str, **arrays) -> None:
+    for name, x in arrays.items():
+        if x is not None and jnp.dtype(x.dtype).name not in _DTYPES:
+            raise TypeError(
+                f"{op}: {name} must be one of {', '.join(_DTYPES)}; got {x.dtype}"
+            )
+
+
+def check_heads(op: str, q, k, v, ndim: int) -> None:
+    """Heads of a recurrence: `N` queries, `K` keys, `M` values; `N = K` or `M = K`."""
+    axes = "[batch, time, heads, features]" if ndim == 4 else "[batch, heads, features]"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != ndim:
+            raise ValueError(f"{op}: {name} must be {axes}; got shape {x.shape}")
+        if x.dtype != q.dtype or jnp.dtype(x.dtype).name not in _DTYPES:
+            raise TypeError(
+                f"{op}: q, k, v must share one dtype of {', '.join(_DTYPES)}; got "
+                f"q {q.dtype}, {name} {x.dtype}; cast them"
+            )
+    if not (q.shape[:-2] == k.shape[:-2] == v.shape[:-2]):
+        raise ValueError(
+            f"{op}: q, k, v must share batch size and length; got {q.shape}, "
+            f"{k.shape}, {v.shape}"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"{op}: q and k must share the head dim; got {q.shape[-1]}, {k.shape[-1]}"
+        )
+    queries, keys, values = q.shape[-2], k.shape[-2], v.shape[-2]
+    if keys == 0 or queries % keys or values % keys or keys not in (queries, values):
+        raise ValueError(
+            f"{op}: heads q={queries}, k={keys}, v={values} do not fit: those of k "
+            "must equal those of q or of v, and divide the others"
+        )
