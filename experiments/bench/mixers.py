@@ -95,7 +95,7 @@ def measure() -> list[harness.Case]:
         pairs.append((f"{name} gradient scan", *functions, *given))
     for title, ours, peer, *given in pairs:
         calls = {"ours": _call(ours, *given), "peer": _call(peer, *given)}
-        times = {x: harness.best(s) for x, s in harness.alternate(calls).items()}
+        times = {x: harness.best(s) for x, s in harness.alternate(calls, repeats=2).items()}
         cases.append(harness.Case(title, times["ours"], times["peer"], "CPU s", True))
     for name in NAMES:
         cases.append(harness.Case(f"{name} slope limit", slope(name), 1.15, "", True))
@@ -120,7 +120,7 @@ def slope(name: str) -> float:
     """Exponent of CPU time in T, by least squares in log-log."""
     run = attend(name, "xla")
     calls = {str(x): _call(run, *inputs(name, x)) for x in LENGTHS}
-    samples = harness.alternate(calls, repeats=3)
+    samples = harness.alternate(calls, repeats=2)
     seconds = [harness.best(samples[str(x)]) for x in LENGTHS]
     return float(np.polyfit(np.log(LENGTHS), np.log(seconds), 1)[0])
 
