@@ -91,11 +91,13 @@ def measure() -> list[harness.Case]:
     pairs = [("zeros prefix sums", attend("zeros", "xla"), direct, tokens, fixed)]
     for name in NAMES:
         given = inputs(name, 1024)
-        functions = (gradient(name, x) for x in ("xla", "reference"))
-        pairs.append((f"{name} gradient scan", *functions, *given))
+        ours, scan = (gradient(name, x) for x in ("xla", "reference"))
+        pairs.append((f"{name} gradient scan", ours, scan, *given))
     for title, ours, peer, *given in pairs:
         calls = {"ours": _call(ours, *given), "peer": _call(peer, *given)}
-        times = {x: harness.best(s) for x, s in harness.alternate(calls, repeats=2).items()}
+        times = {
+            x: harness.best(s) for x, s in harness.alternate(calls, repeats=2).items()
+        }
         cases.append(harness.Case(title, times["ours"], times["peer"], "CPU s", True))
     for name in NAMES:
         cases.append(harness.Case(f"{name} slope limit", slope(name), 1.15, "", True))

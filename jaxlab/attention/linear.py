@@ -141,12 +141,13 @@ def _check(feature_map, scale) -> None:
         )
 
 
-def _features(q, k, v, feature_map, scale):
+def _features(q, k, v, feature_map, scale) -> tuple[Array, Array, Array, float]:
     """Features in the dtype of the sums; a column of ones adds up to the normaliser."""
     wide = accumulator(q.dtype)
     q, k, v = (x.astype(wide) for x in (q, k, v))
     if feature_map == "identity":
-        return q, k, v, q.shape[-1] ** -0.5 if scale is None else scale
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return q, k, v, scale
     ones = jnp.ones((*v.shape[:-1], 1), wide)
     return jax.nn.elu(q) + 1, jax.nn.elu(k) + 1, jnp.concatenate([v, ones], -1), 1.0
 

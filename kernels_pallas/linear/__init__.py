@@ -91,7 +91,10 @@ def linear_scan(
         chunk = max(1, min(chunk, length))
         o, state = xla.forward(*operands, segment_ids, heads, chunk)
     o = o.astype(q.dtype)
-    return (o, state) if return_state else o
+    if not return_state:
+        return o
+    assert state is not None
+    return o, state
 
 
 def linear_step(
