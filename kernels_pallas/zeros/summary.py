@@ -88,7 +88,8 @@ def merge(a: Summary, b: Summary) -> Summary:
 
 def keep(condition, a: Summary) -> Summary:
     """`a` where the condition holds (one per summary), else empty."""
-    none = empty(a.mean.shape, *a.plain.shape[-2:], a.mean.dtype)
+    dim, v_dim = a.plain.shape[-2:]
+    none = empty(a.mean.shape, dim, v_dim, a.mean.dtype)
 
     def choose(x, y):
         shape = condition.shape + (1,) * (x.ndim - condition.ndim)
