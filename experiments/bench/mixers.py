@@ -95,7 +95,9 @@ def measure() -> list[harness.Case]:
         pairs.append((f"{name} gradient scan", *functions, *given))
     for title, ours, peer, *given in pairs:
         calls = {"ours": _call(ours, *given), "peer": _call(peer, *given)}
-        times = {x: harness.best(s) for x, s in harness.alternate(calls, repeats=2).items()}
+        times = {
+            x: harness.best(s) for x, s in harness.alternate(calls, repeats=2).items()
+        }
         cases.append(harness.Case(title, times["ours"], times["peer"], "CPU s", True))
     for name in NAMES:
         cases.append(harness.Case(f"{name} slope limit", slope(name), 1.15, "", True))
