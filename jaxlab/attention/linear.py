@@ -79,17 +79,17 @@ def attend(
         )
     matrix = None if state is None else _join(state)
     dtype = q.dtype
-    q, k, v, scale = _features(q, k, v, feature_map, scale)
+    q, k, v, factor = _features(q, k, v, feature_map, scale)
     if causal:
         o, matrix = kp.linear_scan(
-            q, k, v, scale=scale, segment_ids=segment_ids, state=matrix,
+            q, k, v, scale=factor, segment_ids=segment_ids, state=matrix,
             return_state=True, chunk=chunk, implementation=implementation,
         )  # fmt: skip
     else:
         groups = v.shape[2] // k.shape[2], q.shape[2] // k.shape[2]
         keys = jnp.repeat(k, groups[0], axis=2)
         matrix = jnp.einsum("btmh,btmv->bmhv", keys, v, precision="highest")
-        q = jnp.repeat(q, groups[0], axis=2) * scale
+        q = jnp.repeat(q, groups[0], axis=2) * factor
         q = q.reshape(*q.shape[:2], v.shape[2], groups[1], q.shape[3])
         o = jnp.einsum("btmph,bmhv->btmpv", q, matrix, precision="highest")
         o = o.reshape(*o.shape[:2], v.shape[2] * groups[1], v.shape[3])
@@ -124,8 +124,8 @@ def step(
     """One token of `attend`: `(new state, o)`."""
     _check(feature_map, scale)
     dtype = q.dtype
-    q, k, v, scale = _features(q, k, v, feature_map, scale)
-    matrix, o = kp.linear_step(_join(state), q, k, v, scale=scale)
+    q, k, v, factor = _features(q, k, v, feature_map, scale)
+    matrix, o = kp.linear_step(_join(state), q, k, v, scale=factor)
     return _part(matrix, feature_map), _quotient(o, feature_map).astype(dtype)
 
 

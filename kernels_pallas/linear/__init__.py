@@ -85,16 +85,13 @@ def linear_scan(
         state = jnp.zeros((batch, heads.states, dim, v.shape[3]), accumulator(q.dtype))
     operands = _prepare(state, q, k, v, g, beta, scale)
     if plan.default == "reference":
-        o, state = reference.forward(*operands, segment_ids, heads)
+        o, final = reference.forward(*operands, segment_ids, heads)
     else:
         chunk = chunk or (16 if g is not None and g.ndim == 4 else 64)
         chunk = max(1, min(chunk, length))
-        o, state = xla.forward(*operands, segment_ids, heads, chunk)
+        o, final = xla.forward(*operands, segment_ids, heads, chunk)
     o = o.astype(q.dtype)
-    if not return_state:
-        return o
-    assert state is not None
-    return o, state
+    return (o, final) if return_state else o
 
 
 def linear_step(

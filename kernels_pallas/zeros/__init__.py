@@ -92,18 +92,15 @@ def zeros_scan(
     _check_state(_OP, state, (batch, keys, dim, v_dim))
     operands = _prepare(state, q, k, v, logits, gates, gate0)
     if not causal:
-        o, state = _everything(*operands[1:])
+        o, final = _everything(*operands[1:])
     elif plan.default == "reference":
-        o, state = reference.forward(*operands, segment_ids)
+        o, final = reference.forward(*operands, segment_ids)
     else:
         heads = chunks.Heads(keys, n // keys, 1)
         chunk = max(1, min(chunk or 64, length))
-        o, state = xla.forward(*operands, segment_ids, heads, chunk)
+        o, final = xla.forward(*operands, segment_ids, heads, chunk)
     o = o.astype(q.dtype)
-    if not return_state:
-        return o
-    assert state is not None
-    return o, state
+    return (o, final) if return_state else o
 
 
 def zeros_step(
