@@ -287,13 +287,15 @@ def adaptive(
     ess_target: float = 0.5,
     max_temps: int = 200,
     downwards: bool = False,
+    spread: Sequence[Any] = (),
     resample: Callable = resampling.systematic,
 ) -> tuple[State, Int[Array, ""]]:
     """As `anneal`, each temperature chosen from the population's own ESS.
 
     Choosing it so costs exact unbiasedness (the bias is of order 1/K). A downward run
     starts with moves at its own temperature, for identical copies have full ESS at
-    any step. After `max_temps - 1` steps the rest is taken in one.
+    any step; nor do they tell how far to move, which `spread` does. After
+    `max_temps - 1` steps the rest is taken in one.
 
     Args:
       key: consumed.
@@ -303,20 +305,25 @@ def adaptive(
       ess_target: share of K that the ESS may fall to in a step.
       max_temps: bound on the number of steps.
       downwards: from 1 to 0.
+      spread: kernel parameters for the moves before a downward run, `num_moves` with
+        each in turn, before those with parameters of the population itself.
 
     Returns:
       The final state and the number of steps taken.
     """
     if downwards:
-        key, key_spread = jax.random.split(key)
-        params = params_at(state.beta, state.particles.u, state.log_weights)
-        particles, moves = move(
-            key_spread, state.particles, state.beta, params, target, kernel, num_moves
-        )
-        cost = jnp.sum(moves.n_evals, dtype=jnp.int32)
-        state = dataclasses.replace(
-            state, particles=particles, n_evals=state.n_evals + cost
-        )
+        key, *keys = jax.random.split(key, len(spread) + 2)
+        for n, key_spread in enumerate(keys):
+            own = params_at(state.beta, state.particles.u, state.log_weights)
+            params = spread[n] if n < len(spread) else own
+            particles, moves = move(
+                key_spread, state.particles, state.beta, params, target, kernel,
+                num_moves,
+            )  # fmt: skip
+            cost = jnp.sum(moves.n_evals, dtype=jnp.int32)
+            state = dataclasses.replace(
+                state, particles=particles, n_evals=state.n_evals + cost
+            )
     end = 0.0 if downwards else 1.0
 
     def unfinished(carry):

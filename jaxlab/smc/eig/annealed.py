@@ -332,6 +332,8 @@ def _adaptive(key, target, u, model, config, downwards):
         ess_target=config.ess_threshold,
         max_temps=config.n_temps,
         downwards=downwards,
+        # From the prior's width down to a hundredth: copies show no width of their own.
+        spread=[scale * 2.0**-n * jnp.eye(model.dim, dtype=u.dtype) for n in range(8)],
         resample=reverse_annealed.RESAMPLERS[config.resampling],
     )
     sign = -1.0 if downwards else 1.0
