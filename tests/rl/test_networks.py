@@ -255,6 +255,15 @@ def dense(**changes):
     return networks.Dense(4, 2, kernel_init=init, rngs=nnx.Rngs(0), **changes)
 
 
+def test_dense_branches_are_multiplied_after_their_activation():
+    layer = dense(branches=3, norm="none", activation="tanh")
+    layer.bias[...] = jnp.arange(6.0) / 10
+    x = jax.random.normal(jax.random.key(0), (4, 5))
+    y = jnp.tanh(layer.kernel[...].T @ x + layer.bias[...][:, None])
+    expected = y[0:2] * y[2:4] * y[4:6]
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -108,6 +108,13 @@ def test_an_annealed_rate_never_rises_where_gradient_steps_pass_32_bits():
     np.testing.assert_allclose(rates, [1 - u / updates for u in each], atol=1e-6)
 
 
+def test_within_such_an_update_the_rate_goes_on_falling():
+    updates, steps = 600, 2**22
+    rates = optimiser.annealed(1.0, 0.0, jnp.int32(3), updates, steps)
+    ends = [1 - (3 + part) / updates for part in (0, 0.5, 1)]
+    np.testing.assert_allclose(rates[jnp.array([0, steps // 2, -1])], ends, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_parameters_follow_the_wide_path(dtype):
     def path(dtype):
