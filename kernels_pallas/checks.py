@@ -13,11 +13,7 @@ def check_qkv(op: str, q, k, v) -> None:
                 f"{op}: {name} must be [batch, length, heads, head_dim]; "
                 f"got shape {x.shape}"
             )
-        if x.dtype != q.dtype or jnp.dtype(x.dtype).name not in _DTYPES:
-            raise TypeError(
-                f"{op}: q, k, v must share one dtype of {', '.join(_DTYPES)}; got "
-                f"q {q.dtype}, {name} {x.dtype}; cast them"
-            )
+    _check_dtype(op, q, k, v)
     if not (q.shape[0] == k.shape[0] == v.shape[0]):
         raise ValueError(
             f"{op}: q, k, v must share the batch size; got "
@@ -108,11 +104,7 @@ def check_heads(op: str, q, k, v, ndim: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != ndim:
             raise ValueError(f"{op}: {name} must be {axes}; got shape {x.shape}")
-        if x.dtype != q.dtype or jnp.dtype(x.dtype).name not in _DTYPES:
-            raise TypeError(
-                f"{op}: q, k, v must share one dtype of {', '.join(_DTYPES)}; got "
-                f"q {q.dtype}, {name} {x.dtype}; cast them"
-            )
+    _check_dtype(op, q, k, v)
     if not (q.shape[:-2] == k.shape[:-2] == v.shape[:-2]):
         raise ValueError(
             f"{op}: q, k, v must share batch size and length; got {q.shape}, "
@@ -127,4 +119,13 @@ def check_heads(op: str, q, k, v, ndim: int) -> None:
         raise ValueError(
             f"{op}: heads q={queries}, k={keys}, v={values} do not fit: those of k "
             "must equal those of q or of v, and divide the others"
+        )
+
+
+def _check_dtype(op: str, q, k, v) -> None:
+    found = {jnp.dtype(x.dtype).name for x in (q, k, v)}
+    if len(found) > 1 or not found <= set(_DTYPES):
+        raise TypeError(
+            f"{op}: q, k, v must share one dtype of {', '.join(_DTYPES)}; got "
+            f"{q.dtype}, {k.dtype}, {v.dtype}; cast them"
         )

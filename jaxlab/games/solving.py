@@ -174,9 +174,11 @@ def solve_batch(
             f"sweep needs arrays of one length, got shapes {lengths}; "
             "games.grid makes the product of several"
         )
+    size = next(iter(lengths.values()))[0]
+    if not size:
+        raise ValueError(f"sweep holds no setting: {', '.join(lengths)} are empty")
     if devices is None:
         return solve(game, algorithm, iterations, hparams=sweep, **options)
-    size = next(iter(lengths.values()))[0]
     if size % len(devices):
         raise ValueError(
             f"{len(devices)} devices must divide the batch of {size} settings; pad the "

@@ -261,6 +261,8 @@ def test_a_sweep_of_unequal_lengths_is_refused():
         games.solve_batch(games.kuhn(), RTCFR, {"mu": [1.0], "T_u": [1, 2]})
     with pytest.raises(ValueError, match="unknown hyper-parameters"):
         games.solve_batch(games.kuhn(), RTCFR, {"nu": [1.0]})
+    with pytest.raises(ValueError, match="sweep holds no setting: mu are empty"):
+        games.solve_batch(games.kuhn(), RTCFR, {"mu": []})
 
 
 def test_a_missing_openspiel_says_how_to_get_it():

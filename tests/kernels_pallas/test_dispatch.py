@@ -97,3 +97,13 @@ def test_shapes_that_do_not_belong_together_cannot_be_merged():
     o, lse = jnp.zeros((2, 3, 4, 5)), jnp.zeros((2, 3, 4))
     with pytest.raises(ValueError, match="must share a shape"):
         kp.merge_states(o, lse, o, lse)
+
+
+@pytest.mark.parametrize("op", [kp.flash_attention, kp.linear_scan])
+def test_dtypes_that_do_not_fit_are_all_named(op):
+    q, k = jnp.zeros((1, 8, 2, 16)), jnp.zeros((1, 8, 2, 16), jnp.bfloat16)
+    with pytest.raises(TypeError, match="got float32, bfloat16, float32; cast them"):
+        op(q, k, q)
+    whole = q.astype(jnp.int32)
+    with pytest.raises(TypeError, match="one dtype of .*; got int32, int32, int32"):
+        op(whole, whole, whole)
