@@ -122,6 +122,13 @@ class Batch(NamedTuple):
     valid: Bool[Array, "..."] | None = None  # False: no loss on this row; None: all
 
 
+class Minibatches(NamedTuple):
+    """Gradient steps in order, `[G]`."""
+
+    indices: Int[Array, "G B"]  # see `take`
+    learning_rate: Float[Array, "G"]
+
+
 class Learner(NamedTuple):
     """PQN without its environment: what every kind of collection shares.
 
@@ -131,13 +138,18 @@ class Learner(NamedTuple):
     rollout, with the values of the parameters that acted.
     `learn(params, opt_state, hparams, update, key, batch, take=take) -> params,
     opt_state, metrics`: E epochs of M minibatches. `take(batch, indices [B]) -> Batch`
-    makes a minibatch; another one may hold the rollout in another form.
+    makes a minibatch; another one may hold the rollout in another form. It is, for
+    whoever wants to go in several strides,
+    `minibatches(hparams, update, key) -> rows`, G = E * M of them, and
+    `descend(params, opt_state, hparams, batch, rows, take=take)` on some or all.
     """
 
     plan: Callable[..., tuple[Array, Array]]
     act: Callable[..., tuple[Array, Array]]
     targets: Callable[..., Array]
     learn: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
+    minibatches: Callable[..., Minibatches]
+    descend: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
 
 
 def make(
@@ -161,7 +173,7 @@ def make(
         `env_params` and is not given in `config`.
     """
     optimiser = optimiser or optimisers.radam()
-    plan, act, targets, learn = learner(config, env.num_actions, network, optimiser)
+    plan, act, targets, learn, *_ = learner(config, env.num_actions, network, optimiser)
     slots = rollout.num_slots(
         config.num_steps,
         config.bootstrap_on_truncation,
@@ -270,23 +282,32 @@ def learner(
         )
 
     def learn(params, opt_state, hparams, update, key, batch, take=take):
+        rows = minibatches(hparams, update, key)
+        params, opt_state, learned = descend(
+            params, opt_state, hparams, batch, rows, take
+        )
+        return params, opt_state, learned | {"learning_rate": rows.learning_rate[0]}
+
+    def minibatches(hparams, update, key):
         size = config.steps_per_update
-        order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
-        rates = optimisers.annealed(
-            hparams.learning_rate,
-            1e-20 if config.anneal_learning_rate else None,
-            update,
-            config.schedule_updates,
-            config.num_epochs * config.num_minibatches,
+        return Minibatches(
+            rollout.shuffle(key, size, config.num_epochs, config.num_minibatches),
+            optimisers.annealed(
+                hparams.learning_rate,
+                1e-20 if config.anneal_learning_rate else None,
+                update,
+                config.schedule_updates,
+                config.num_epochs * config.num_minibatches,
+            ),
         )
 
+    def descend(params, opt_state, hparams, batch, rows, take=take):
         def loss(params, indices):
             return _loss(params, take(batch, indices)), {}
 
-        params, opt_state, learned = optimisers.descend(
-            optimiser, loss, params, opt_state, order, rates, hparams.max_grad_norm
+        return optimisers.descend(
+            optimiser, loss, params, opt_state, *rows, hparams.max_grad_norm
         )
-        return params, opt_state, learned | {"learning_rate": rates[0]}
 
     def _loss(params, batch):
         q = network.apply(params, batch.obs)
@@ -298,7 +319,7 @@ def learner(
         valid = batch.valid.astype(q.dtype)
         return 0.5 * (valid * error).sum() / jnp.maximum(valid.sum(), 1)
 
-    return Learner(plan, act, targets, learn)
+    return Learner(plan, act, targets, learn, minibatches, descend)
 
 
 def take(batch: Batch, indices: Int[Array, "B"]) -> Batch:
