@@ -306,7 +306,13 @@ def learner(
             return _loss(params, take(batch, indices)), {}
 
         return optimisers.descend(
-            optimiser, loss, params, opt_state, *rows, hparams.max_grad_norm
+            optimiser,
+            loss,
+            params,
+            opt_state,
+            rows.indices,
+            rows.learning_rate,
+            hparams.max_grad_norm,
         )
 
     def _loss(params, batch):
