@@ -7,7 +7,15 @@
 A module per variant: `attend` for whole sequences, `step` for one token, `init_state`.
 """
 
-from jaxlab.attention import block_masks, gated_delta, gla, linear, ssd, zeros
+from jaxlab.attention import (
+    block_masks,
+    gated_delta,
+    gla,
+    linear,
+    seer,
+    ssd,
+    zeros,
+)
 from jaxlab.attention.delta_correction import Info, delta_attention
 from jaxlab.attention.memory import Memory
 from jaxlab.attention.registry import Mixer, get, names, register
@@ -24,6 +32,7 @@ __all__ = [
     "linear",
     "names",
     "register",
+    "seer",
     "ssd",
     "zeros",
 ]
