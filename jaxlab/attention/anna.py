@@ -66,7 +66,7 @@ def e2lsh(
 ) -> Hash:
     """Cells of shifted grids, `floor((x . planes_z + offset_z) / width)`.
 
-    The cells of a table are hashed to 31 bits; unequal ones meet by chance once in 2^31.
+    A table's cells are hashed to 31 bits: two of them meet by chance once in 2^31.
     """
 
     def codes(x):
@@ -102,13 +102,13 @@ def attend(
     causal: bool = False,
     implementation: Literal["reference", "xla"] | None = None,
 ) -> tuple[Float[Array, "B T N V"], Bool[Array, "B T N"]]:
-    """Mean of the values over all keys that share a code, in some table, with the query.
+    """Mean of the values whose keys share a code with the query, in some table.
 
         w_ij = (tables in which i and j collide) / (the same, summed over j)
 
     so that, with high probability over the planes, no key beyond a distance `c r` has
-    weight and every key within `r` has its share. A query that collides with no key gets
-    0. The gradient flows to v alone.
+    weight and every key within `r` has its share. A query that collides with no key
+    gets 0. The gradient flows to v alone.
 
     Args:
       q, k, v: of one number of heads.
