@@ -105,7 +105,7 @@ def spark_ffn(
 
 
 def _gathered(weight, found, rest, capacity, wide):
-    """One token: its active units in a list of fixed length, unused slots of weight 0."""
+    """One token: its active units as a list of fixed length; unused slots weigh 0."""
     count = (found > 0).sum(dtype=jnp.int32)
     slot = jnp.cumsum(found > 0, dtype=jnp.int32) - 1
     unit = jnp.arange(found.shape[0], dtype=jnp.int32)
