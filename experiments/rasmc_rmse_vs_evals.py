@@ -168,6 +168,9 @@ def _measure(config: Config, design: str, method: str, budget: int) -> np.ndarra
     estimate = METHODS[method](model, xi, budget, config.outer)
     if estimate is None:
         return row
+    # A cell runs for seconds: optimising its program would cost more than it saves.
+    options = {"xla_backend_optimization_level": 1}
+    estimate = jax.jit(estimate, compiler_options=options)
     spent = []
     for repeat in range(config.repeats):
         key = jax.random.fold_in(jax.random.key(config.seed), repeat)
