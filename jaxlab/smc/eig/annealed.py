@@ -21,7 +21,6 @@ from jaxlab.smc.eig.result import EIGResult, Sample, summarise
 from jaxlab.smc.models.model import BoedModel, expected_loglik
 from jaxlab.smc.reverse_annealed import Config
 
-
 COMPARE = Config(n_temps=100, gap_guard=10.0)  # of many designs: biases are shared
 
 

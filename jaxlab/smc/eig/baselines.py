@@ -227,9 +227,7 @@ def _reuse(key, xi, *, model, n_inner, points):
         def density(y):
             z = (y[None, :] - predicted) / model.sigma
             values = constant - 0.5 * jnp.sum(z * z, axis=-1)
-            return _log_sums(
-                jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf)
-            )
+            return _log_sums(jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf))
 
         sums = jax.lax.map(density, y, batch_size=min(points.chunk, n_outer))
         return tuple(map(jnp.logaddexp, carry, sums)), None
