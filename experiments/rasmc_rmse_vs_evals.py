@@ -219,7 +219,7 @@ def _nested(method, cap=math.inf):
 def _reuse(model, xi, budget, outer):
     if budget > 2e5:  # N M densities: arithmetic, but no longer negligible
         return None
-    num = _size(outer, 5 * budget**0.5)  # nearly all the rest are inner draws
+    num = _size(outer, 2 * budget**0.5)  # nearly all the rest are inner draws
     if num is None:
         return None
     return lambda key: eig.nmc_reuse(
