@@ -1,4 +1,4 @@
-"""Does a whole training update compile for chips that are not here, and what does it do?
+"""Does a training update compile for chips that are not here, and what does it do?
 
 Question: memory, arithmetic and collectives of one update of Hadamax-PQN, per device.
 Data:     none; the compilers of libtpu and of the CUDA plug-in (extra `aot`) suffice.
@@ -34,12 +34,11 @@ from jax.extend import core
 
 import envs
 from jaxlab import io
-from jaxlab.rl import networks, parallel, pqn, rollout
+from jaxlab.rl import networks, parallel, pqn
 from jaxlab.rl import optimiser as optimisers
 from kernels_pallas import aot
 
 ATARI_ACTIONS = 18
-POOL = 16_384  # levels, of the minigrid program
 COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -53,14 +52,15 @@ COLLECTIVES = (
 class Config:
     program: Literal["all", "atari", "minigrid"] = "all"
     topology: tuple[str, ...] = ("h100", "v5e:4x4")
-    encoder: Literal["hadamax", "resnet", "cnn"] = "hadamax"
+    encoder: Literal["hadamax", "resnet", "cnn", "mlp"] = "hadamax"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    task: str = "MiniGrid-DoorKey-8x8-v0"  # of the minigrid program, RGB views
+    task: str = "MiniGrid-DoorKey-8x8-v0"  # of the minigrid program
+    obs: str = "rgb_partial"  # likewise; uint8, as "symbolic_partial"
+    pool_size: int = 16_384  # likewise: levels
     num_envs: int | None = None  # over all devices; None: 128 for atari, 2048
     num_steps: int = 32
     num_minibatches: int = 32
     num_epochs: int = 2
-    shrink: bool = False  # a tenth of everything, for tests
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -83,7 +83,9 @@ PRESETS = {
         program="minigrid",
         topology=("cpu:2",),
         task="MiniGrid-Empty-5x5-v0",
-        encoder="cnn",
+        obs="symbolic_partial",
+        pool_size=4,
+        encoder="mlp",
         num_envs=8,
         num_steps=4,
         num_minibatches=2,
@@ -235,38 +237,39 @@ def atari(config: Config, axis_name: parallel.Axes) -> Program:
         last = network.apply(params, last_obs).max(axis=-1)
         following = jnp.concatenate([value[1:], last[None]])  # next-step auto-reset
         target = learner.targets(hparams, reward, terminated, truncated, following)
-        shuffle_key = parallel.own_keys(shuffle_key, axis_name)
         batch = pqn.Batch(obs, action, target, valid)
         params, opt_state, metrics = learner.learn(
             params, opt_state, hparams, number, shuffle_key, batch
         )
         return (params, opt_state, key, number + 1), metrics
 
-    shape = (sizes.num_steps, sizes.num_envs)
-    frames = jax.ShapeDtypeStruct((*shape, 84, 84, 4), jnp.uint8)
-    params = jax.eval_shape(network.init, jax.random.key(0), frames.update(shape=frames.shape[2:]))  # fmt: skip
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    rows, image = (sizes.num_steps, sizes.num_envs), (84, 84, 4)
+    params = jax.eval_shape(network.init, jax.random.key(0), array(jnp.uint8, *image))
     opt_state = jax.eval_shape(optimisers.radam().init, params)
-    number, flag = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, bool)  # fmt: skip
     data = (
-        frames,
-        jax.ShapeDtypeStruct(shape, jnp.int32),
-        number,
-        flag,
-        flag,
-        flag,
-        number,
-        frames.update(shape=frames.shape[1:]),
+        array(jnp.uint8, *rows, *image),
+        array(jnp.int32, *rows),
+        array(jnp.float32, *rows),
+        array(bool, *rows),
+        array(bool, *rows),
+        array(bool, *rows),
+        array(jnp.float32, *rows),
+        array(jnp.uint8, rows[1], *image),
     )
-    state = (params, opt_state, abstract(jax.random.key(0)), abstract(jnp.int32(0)))
+    state = (params, opt_state, abstract(jax.random.key(0)), array(jnp.int32))
     hparams = jax.tree.map(abstract, pqn.HParams())
-    rows = (*(1,) * 7, 0)
-    return Program(update, (state, hparams, data), (None, None, rows), (None, None))
+    axes = (*(1,) * 7, 0)
+    return Program(update, (state, hparams, data), (None, None, axes), (None, None))
 
 
 def minigrid(config: Config, axis_name: parallel.Axes) -> Program:
-    """A whole update, RGB views drawn and levels drawn from a pool in the graph."""
-    env, env_params = envs.make(config.task, obs="rgb_partial")
-    pool = jax.eval_shape(functools.partial(env.make_pool, size=POOL), jax.random.key(0))
+    """A whole update: levels taken from a pool and views rendered in the graph."""
+    env, env_params = envs.make(config.task, obs=config.obs)
+    levels = functools.partial(env.make_pool, size=config.pool_size)
+    pool = jax.eval_shape(levels, jax.random.key(0))
     network = make_network(config, env.num_actions)
 
     def algorithm(env_params):  # arrays are arguments, or XLA would fold them
@@ -294,14 +297,20 @@ PROGRAMS = {"atari": atari, "minigrid": minigrid}
 
 
 def make_network(config: Config, num_actions: int) -> networks.Network:
-    """The encoder for uint8 images, at their full size or a tenth."""
+    """The encoder for uint8 observations."""
     shared = {"compute_dtype": config.compute_dtype}
     if config.encoder == "hadamax":
         return networks.from_nnx(
             networks.Hadamax, num_actions, networks.HadamaxConfig(**shared)
         )
-    plain = networks.ResNet if config.encoder == "resnet" else networks.NatureCNN
-    return networks.from_nnx(plain, num_actions, **shared)
+    plain = {
+        "resnet": networks.ResNet,
+        "cnn": networks.NatureCNN,
+        "mlp": networks.MLP,
+    }
+    return networks.from_nnx(
+        plain[config.encoder], num_actions, obs_scale=1 / 255, **shared
+    )
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:

@@ -136,8 +136,12 @@ def make(
       env_params: its parameters, shared by all environments.
       network: observations `[B, ...]` to Q-values `[B, A]`.
       optimiser: clipping and direction; None is `optimiser.adam()`.
+
+    Raises:
+      ValueError: for an environment without auto-reset.
     """
     optimiser = optimiser or optimisers.adam()
+    environment.resets_on_next_step(env)  # or refuses
 
     def init(key: PRNGKeyArray, hparams: HParams) -> State:
         del hparams

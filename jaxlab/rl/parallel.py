@@ -188,7 +188,7 @@ def shardings(axes: Any, tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(place, axes, tree, is_leaf=_is_none)
 
 
-# For the bodies of algorithms: with `axis_name=None` they change nothing ---------------
+# For the bodies of algorithms; with `axis_name=None` they change nothing --------------
 
 
 def mean(tree: PyTree, axis_name: Axes) -> PyTree:

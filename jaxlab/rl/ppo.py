@@ -194,9 +194,7 @@ def make(
             hparams.gamma,
             hparams.lambda_,
         )
-        batch = Batch(
-            steps.obs, steps.action, log_prob, value, advantage, steps.valid
-        )
+        batch = Batch(steps.obs, steps.action, log_prob, value, advantage, steps.valid)
         params, opt_state, learned = learn(state, hparams, batch, shuffle_key)
         metrics = Metrics(
             update=state.update,
