@@ -41,8 +41,8 @@ class Plan:
     def run(self, functions: Mapping[str, Callable[..., Any]], *args):
         """Call the planned one of `functions` (implementation name -> function)."""
         if not self.by_platform:
-            return functions[self.default](*args)
-        branches = {p: functions[name] for p, name in self.by_platform}
+            return _narrow(self.default, functions)(*args)
+        branches = {p: _narrow(name, functions) for p, name in self.by_platform}
         return jax.lax.platform_dependent(
             *args, default=functions[self.default], **branches
         )
@@ -126,3 +126,20 @@ def explain(op: Callable[..., Any], *args, platform: str | None = None, **kwargs
         else:
             reasons[name] = f"{chosen} comes first here"
     return Explanation(chosen, reasons)
+
+
+def _narrow(name: str, functions: Mapping[str, Callable[..., Any]]):
+    """The function of that name; kernels are traced without 64-bit types.
+
+    With `jax_enable_x64` every Python integer in a kernel would become an int64, which
+    neither mixes with int32 there nor exists on the chips.
+    """
+    function = functions[name]
+    if not name.startswith("mosaic"):
+        return function
+
+    def call(*args):
+        with jax.enable_x64(False):
+            return function(*args)
+
+    return call

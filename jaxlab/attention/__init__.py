@@ -7,13 +7,17 @@
 A module per variant: `attend` for whole sequences, `step` for one token, `init_state`.
 """
 
-from jaxlab.attention import gated_delta, gla, linear, ssd, zeros
+from jaxlab.attention import block_masks, gated_delta, gla, linear, ssd, zeros
+from jaxlab.attention.delta_correction import Info, delta_attention
 from jaxlab.attention.memory import Memory
 from jaxlab.attention.registry import Mixer, get, names, register
 
 __all__ = [
+    "Info",
     "Memory",
     "Mixer",
+    "block_masks",
+    "delta_attention",
     "gated_delta",
     "get",
     "gla",

@@ -17,11 +17,12 @@ Source: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxlab.rl import environment, exploration, returns, rollout
 from jaxlab.rl import optimiser as optimisers
@@ -118,6 +119,37 @@ class Batch(NamedTuple):
     obs: Array
     action: Int[Array, "..."]
     target: Float[Array, "..."]
+    valid: Bool[Array, "..."] | None = None  # False: no loss on this row; None: all
+
+
+class Minibatches(NamedTuple):
+    """Gradient steps in order, `[G]`."""
+
+    indices: Int[Array, "G B"]  # see `take`
+    learning_rate: Float[Array, "G"]
+
+
+class Learner(NamedTuple):
+    """PQN without its environment: what every kind of collection shares.
+
+    `plan(key, hparams, update) -> epsilon, plan [T, N]`: a rollout's exploration.
+    `act(params, obs [N, ...], planned [N]) -> action [N], value [N]`.
+    `targets(hparams, reward, terminated, truncated, next_values) -> [T, N]`: once per
+    rollout, with the values of the parameters that acted.
+    `learn(params, opt_state, hparams, update, key, batch, take=take) -> params,
+    opt_state, metrics`: E epochs of M minibatches. `take(batch, indices [B]) -> Batch`
+    makes a minibatch; another one may hold the rollout in another form. It is, for
+    whoever wants to go in several strides,
+    `minibatches(hparams, update, key) -> rows`, G = E * M of them, and
+    `descend(params, opt_state, hparams, batch, rows, take=take)` on some or all.
+    """
+
+    plan: Callable[..., tuple[Array, Array]]
+    act: Callable[..., tuple[Array, Array]]
+    targets: Callable[..., Array]
+    learn: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
+    minibatches: Callable[..., Minibatches]
+    descend: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
 
 
 def make(
@@ -141,6 +173,7 @@ def make(
         `env_params` and is not given in `config`.
     """
     optimiser = optimiser or optimisers.radam()
+    plan, act, targets, learn, *_ = learner(config, env.num_actions, network, optimiser)
     slots = rollout.num_slots(
         config.num_steps,
         config.bootstrap_on_truncation,
@@ -165,93 +198,139 @@ def make(
 
     def update(state: State, hparams: HParams) -> tuple[State, Metrics]:
         key, plan_key, step_key, shuffle_key = jax.random.split(state.key, 4)
-        epsilon = exploration.linear(
-            hparams.epsilon_start,
-            hparams.epsilon_finish,
-            state.update,
-            hparams.epsilon_decay * config.schedule_updates,
-        )
-        shape = (config.num_steps, config.num_envs)
-        each = exploration.spread(epsilon, hparams.epsilon_spread, config.num_envs)
-        plan = exploration.plan(plan_key, each[None], env.num_actions, shape)
+        epsilon, planned = plan(plan_key, hparams, state.update)
 
-        def act(memory, obs, first, planned):
-            q = network.apply(state.params, obs)
-            return memory, exploration.follow(planned, q), q.max(axis=-1)
+        def follow(memory, obs, first, planned):
+            return memory, *act(state.params, obs, planned)
 
         actors, _, collected = rollout.collect(
-            step_key, env, env_params, act, state.actors, (), plan, slots=slots
+            step_key, env, env_params, follow, state.actors, (), planned, slots=slots
         )
-        batch = Batch(
-            collected.steps.obs,
-            collected.steps.action,
-            targets(state.params, hparams, actors.obs, collected),
+        steps = collected.steps
+        next_values = rollout.next_values(
+            collected,
+            steps.extra,
+            actors.obs,
+            lambda obs: network.apply(state.params, obs).max(axis=-1),
         )
-        params, opt_state, learned = learn(state, hparams, batch, shuffle_key)
+        target = targets(
+            hparams, steps.reward, steps.terminated, steps.truncated, next_values
+        )
+        params, opt_state, learned = learn(
+            state.params,
+            state.opt_state,
+            hparams,
+            state.update,
+            shuffle_key,
+            Batch(steps.obs, steps.action, target),
+        )
         metrics = Metrics(
             update=state.update,
-            q_mean=collected.steps.extra.mean(),
+            q_mean=steps.extra.mean(),
             epsilon=epsilon,
-            learning_rate=learning_rates(hparams, state.update)[0],
             lost_bootstraps=collected.lost_bootstraps,
             **collected.totals._asdict(),
             **learned,
         )
         return State(params, opt_state, actors, key, state.update + 1), metrics
 
-    def targets(params, hparams, last_obs, collected):
-        """Computed once, with the parameters that acted."""
-        steps = collected.steps
+    def policy(params, obs, key, epsilon=0.0):
+        return exploration.epsilon_greedy(key, network.apply(params, obs), epsilon)
+
+    return Algorithm(jax.jit(init), update, policy)
+
+
+def learner(
+    config: Config,
+    num_actions: int,
+    network: Network,
+    optimiser: optimisers.Optimiser | None = None,
+) -> Learner:
+    """The pure functions around a rollout, for whoever steps environments otherwise.
+
+    Args:
+      config: counts and choices; how the environments are stepped does not matter.
+      num_actions: A.
+      network: as in `make`.
+      optimiser: as in `make`.
+    """
+    optimiser = optimiser or optimisers.radam()
+
+    def plan(key, hparams, update):
+        epsilon = exploration.linear(
+            hparams.epsilon_start,
+            hparams.epsilon_finish,
+            update,
+            hparams.epsilon_decay * config.schedule_updates,
+        )
+        shape = (config.num_steps, config.num_envs)
+        each = exploration.spread(epsilon, hparams.epsilon_spread, config.num_envs)
+        return epsilon, exploration.plan(key, each[None], num_actions, shape)
+
+    def act(params, obs, planned):
+        q = network.apply(params, obs)
+        return exploration.follow(planned, q), q.max(axis=-1)
+
+    def targets(hparams, reward, terminated, truncated, next_values):
         return returns.q_lambda(
-            steps.reward * hparams.reward_scale,
-            steps.terminated.astype(jnp.float32),
-            steps.truncated.astype(jnp.float32),
-            rollout.next_values(
-                collected,
-                steps.extra,
-                last_obs,
-                lambda obs: network.apply(params, obs).max(axis=-1),
-            ),
+            reward * hparams.reward_scale,
+            terminated.astype(jnp.float32),
+            truncated.astype(jnp.float32),
+            next_values,
             hparams.gamma,
             hparams.lambda_,
         )
 
-    def learn(state, hparams, batch, key):
-        """E epochs of M minibatches; indices are shuffled, the data stay in place."""
-        size = config.steps_per_update
-        flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
-        order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
+    def learn(params, opt_state, hparams, update, key, batch, take=take):
+        rows = minibatches(hparams, update, key)
+        params, opt_state, learned = descend(
+            params, opt_state, hparams, batch, rows, take
+        )
+        return params, opt_state, learned | {"learning_rate": rows.learning_rate[0]}
 
+    def minibatches(hparams, update, key):
+        size = config.steps_per_update
+        return Minibatches(
+            rollout.shuffle(key, size, config.num_epochs, config.num_minibatches),
+            optimisers.annealed(
+                hparams.learning_rate,
+                1e-20 if config.anneal_learning_rate else None,
+                update,
+                config.schedule_updates,
+                config.num_epochs * config.num_minibatches,
+            ),
+        )
+
+    def descend(params, opt_state, hparams, batch, rows, take=take):
         def loss(params, indices):
-            minibatch = jax.tree.map(lambda leaf: leaf[indices], flat)
-            return _loss(params, minibatch), {}
+            return _loss(params, take(batch, indices)), {}
 
         return optimisers.descend(
             optimiser,
             loss,
-            state.params,
-            state.opt_state,
-            order,
-            learning_rates(hparams, state.update),
+            params,
+            opt_state,
+            rows.indices,
+            rows.learning_rate,
             hparams.max_grad_norm,
         )
 
     def _loss(params, batch):
         q = network.apply(params, batch.obs)
         # A sum over a one-hot: the gradient of a gather is a slow scatter on CPU.
-        chosen = jax.nn.one_hot(batch.action, env.num_actions, dtype=q.dtype)
-        return 0.5 * jnp.square((q * chosen).sum(-1) - batch.target).mean()
+        chosen = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
+        error = jnp.square((q * chosen).sum(-1) - batch.target)
+        if batch.valid is None:
+            return 0.5 * error.mean()
+        valid = batch.valid.astype(q.dtype)
+        return 0.5 * (valid * error).sum() / jnp.maximum(valid.sum(), 1)
 
-    def learning_rates(hparams, update):
-        return optimisers.annealed(
-            hparams.learning_rate,
-            1e-20 if config.anneal_learning_rate else None,
-            update,
-            config.schedule_updates,
-            config.num_epochs * config.num_minibatches,
-        )
+    return Learner(plan, act, targets, learn, minibatches, descend)
 
-    def policy(params, obs, key, epsilon=0.0):
-        return exploration.epsilon_greedy(key, network.apply(params, obs), epsilon)
 
-    return Algorithm(jax.jit(init), update, policy)
+def take(batch: Batch, indices: Int[Array, "B"]) -> Batch:
+    """Rows of a rollout `[T, N, ...]`, counted through all T * N of them.
+
+    Indices are shuffled and the data stay in place.
+    """
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[indices], batch)

@@ -107,3 +107,15 @@ def test_dtypes_that_do_not_fit_are_all_named(op):
     whole = q.astype(jnp.int32)
     with pytest.raises(TypeError, match="one dtype of .*; got int32, int32, int32"):
         op(whole, whole, whole)
+
+
+def test_float32_keeps_its_kernels_under_x64():
+    with jax.enable_x64(True):
+        q = jnp.ones((1, 32, 2, 16), jnp.float32)
+
+        def total(q):
+            return kp.flash_attention(q, q, q, causal=True).sum()
+
+        grad = jax.jit(jax.grad(total))(q)  # traces the kernels of all platforms
+        assert grad.dtype == jnp.float32
+        np.testing.assert_allclose(grad.sum(), q.size, rtol=1e-5)
