@@ -8,7 +8,7 @@ Expected: see "Results" in docs/rl.md, with the budget that was affordable. The 
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Config:
     epsilon_start: float = 1.0
     epsilon_finish: float = 0.05
     epsilon_decay: float = 0.1  # fraction of the run
+    parity: bool = False  # as purejaxql: limits are ends, planes / 255, window
     eval_episodes: int = 32  # greedy, per seed
     evaluations: int = 20  # during the run, with a checkpoint after each
 
@@ -59,6 +60,7 @@ class Config:
             num_steps=self.num_steps,
             num_minibatches=self.num_minibatches,
             num_epochs=self.num_epochs,
+            bootstrap_on_truncation=not self.parity,
         )
 
     @property
@@ -92,6 +94,7 @@ PRESETS = {
     "default": Config(),
     "smoke": Config(
         games=("Breakout",),
+        encoders=("cnn",),
         num_seeds=2,
         total_steps=512,
         num_envs=8,
@@ -100,6 +103,9 @@ PRESETS = {
         num_epochs=1,
         eval_episodes=2,
         evaluations=2,
+    ),
+    "purejaxql": Config(
+        encoders=("cnn",), total_steps=10_000_000, parity=True, eval_episodes=128
     ),
     "gpu": Config(
         games=("Breakout", "Asterix", "SpaceInvaders", "Freeway"),
@@ -161,40 +167,34 @@ def train(
 
     env, params = gymnax.make(f"{game}-MinAtar")
     env = environment.Lenient(env)
-    network = make_network(encoder, env.num_actions)
+    network = make_network(encoder, env.num_actions, config.parity)
     judge = training.make_judge(
         env,
         params,
         lambda weights: evaluate.greedy(network.apply, weights),
         num_seeds=config.num_seeds,
         episodes=config.eval_episodes,
-        max_steps=int(params.max_steps_in_episode),
+        window=config.parity,
     )
-
-    def scores(weights: Any) -> dict[str, np.ndarray]:
-        played = judge(weights)
-        return {
-            "return": played.returns.mean(axis=-1),
-            "length": played.lengths.mean(axis=-1),
-        }
-
     state = training.train(
         session,
         pqn.make(config.algorithm, env, params, network),
         config.hparams,
         config.schedule,
-        scores,
+        judge,
     )
-    return scores(state.params)["return"]
+    return judge(state.params)["return"]
 
 
-def make_network(encoder: Encoder, num_actions: int) -> networks.Network:
+def make_network(
+    encoder: Encoder, num_actions: int, parity: bool = False
+) -> networks.Network:
     """Both end in a dense layer of 128; MinAtar's planes are binary, so unscaled."""
+    scale = 1 / 255 if parity else 1.0
     if encoder == "cnn":
-        return networks.from_nnx(networks.MinAtarCNN, num_actions)
-    return networks.from_nnx(
-        networks.Hadamax, num_actions, networks.HadamaxConfig.minatar()
-    )
+        return networks.from_nnx(networks.MinAtarCNN, num_actions, obs_scale=scale)
+    sizes = networks.HadamaxConfig.minatar(obs_scale=scale)
+    return networks.from_nnx(networks.Hadamax, num_actions, sizes)
 
 
 def draw(session: io.Session, config: Config) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlab import io
-from jaxlab.rl import evaluate, loop, seeds
+from jaxlab.rl import environment, evaluate, loop, seeds
 from jaxlab.rl.algorithm import Algorithm
 
 Judge = Callable[[Any], Mapping[str, np.ndarray]]
@@ -107,46 +107,58 @@ def starts(algorithm: Algorithm, hparams: Any, schedule: Schedule) -> Any:
 
 
 def make_judge(
-    env: Any,
+    env: environment.Environment,
     env_params: Any,
     act: Callable[..., Any],
     *,
     num_seeds: int,
     episodes: int,
-    max_steps: int,
-    start: Any = None,
     memory: Any = None,
-) -> Callable[[Any], evaluate.Episodes]:
-    """`judge(params of all seeds) -> Episodes`, NumPy, `[S, E]`.
+    window: bool = False,
+) -> Callable[[Any], dict[str, np.ndarray]]:
+    """`judge(params of all seeds) -> {"return": [S], "length": [S]}`, means over E.
 
     Args:
       env: unbatched environment.
-      env_params: its parameters.
-      act: `params -> policy` as `evaluate.episodes` wants it.
+      env_params: its parameters, with a concrete time limit.
+      act: `params -> policy`, a policy being what `evaluate.episodes` takes.
       num_seeds: S.
       episodes: E, the first episode of as many environments.
-      max_steps: bound on their length.
-      start: of the episodes, see `evaluate.episodes`.
       memory: of a recurrent policy.
+      window: count all episodes that E environments finish within one time limit
+        instead, as purejaxql does.
     """
+    limit = int(env_params.max_steps_in_episode)
+    key = jax.random.key(0)  # the same draws at each call: only params differ
 
     def one(params):
-        return evaluate.episodes(
-            jax.random.key(0),  # the same draws at each call: only params differ
+        if window:
+            totals = evaluate.window(
+                key, env, env_params, act(params), num_envs=episodes, num_steps=limit
+            )
+            count = jnp.maximum(totals.episodes, 1).astype(jnp.float32)
+            length = totals.length_sum.astype(jnp.float32)
+            return {"return": totals.return_sum / count, "length": length / count}
+        played = evaluate.episodes(
+            key,
             env,
             env_params,
             act(params),
             num_episodes=episodes,
-            max_steps=max_steps,
-            start=start,
+            max_steps=limit,
             memory=memory,
         )
+        return {
+            "return": played.returns.mean(),
+            "length": played.lengths.mean(dtype=jnp.float32),
+        }
 
     program = loop.jit(seeds.over(one), quick=False)
 
     def judge(params):
-        if (rows := len(jax.tree.leaves(params)[0])) != num_seeds:
-            raise ValueError(f"params of {rows} seeds were given to a judge of {num_seeds}")
+        rows = len(jax.tree.leaves(params)[0])
+        if rows != num_seeds:
+            raise ValueError(f"params has {rows} seeds, the judge {num_seeds}")
         return jax.tree.map(np.asarray, program(params))
 
     return judge
@@ -166,3 +178,26 @@ def summary(metrics: Any) -> dict[str, Any]:
     if hasattr(metrics, "epsilon"):
         log |= {"q_mean": metrics.q_mean[:, -1], "epsilon": metrics.epsilon[0, -1]}
     return log
+
+
+def draw_return(
+    session: io.Session, title: str, lines: Mapping[str, float] | None = None
+) -> None:
+    """The curve of "return" over the run, with its band over seeds."""
+    assert session.directory is not None
+    records = io.read_metrics(session.directory)
+    curves = {
+        label: io.plot.band(*io.plot.column(records, name))
+        for label, name in (
+            ("greedy", "return"),
+            ("exploring, training", "training_return"),
+        )
+    }
+    io.plot.learning_curve(
+        session.directory / "curve.png",
+        curves,
+        xlabel="environment steps per seed",
+        ylabel="return",
+        title=title,
+        lines=lines,
+    )

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-
 from jaxlab.rl import environment, evaluate, loop, networks, pqn, seeds
 
 pytestmark = pytest.mark.slow
