@@ -20,6 +20,8 @@ from jaxlab.rl.host.gymnasium_env import GymnasiumVector
 from jaxlab.rl.host.protocol import Make
 
 FRAMESKIP = 4
+RESEED_EVERY = 16  # a seeded reset loads the ROM again: as long as 200 steps
+HISTORY = ("yars_revenge",)
 PROTOCOLS = {
     # As the published PQN and Hadamax-PQN agents were trained.
     "classic": {
@@ -92,7 +94,16 @@ def atari(
             autoreset_mode="NextStep",
             **options,
         )
-        return AtariVector(env, first, life_loss, max_frames // FRAMESKIP + 1)
+        # With sticky actions, and in these games, an episode's start depends on what
+        # happened before it, unless it is seeded.
+        alone = options["repeat_action_probability"] > 0 or rom in HISTORY
+        return AtariVector(
+            env,
+            first,
+            life_loss=life_loss,
+            log_steps=max_frames // FRAMESKIP + 1,
+            reseed_every=1 if alone else RESEED_EVERY,
+        )
 
     return make
 
@@ -100,18 +111,20 @@ def atari(
 class AtariVector(GymnasiumVector):
     """`ale_py.vector_env.AtariVectorEnv` as a `HostVectorEnv`; from `atari`."""
 
-    def __init__(self, env: Any, first: int, life_loss: bool, log_steps: int):
+    def __init__(self, env: Any, first: int, *, life_loss: bool, **options: Any):
         shape = env.single_observation_space.shape
-        super().__init__(env, first, stack=shape[0], fill="zeros", log_steps=log_steps)
-        self._life_loss = life_loss
+        super().__init__(env, first, stack=shape[0], fill="zeros", **options)
+        self._life_loss, self._started = life_loss, False
 
     def _native_reset(self, which, seeds):
-        seeds = np.asarray(seeds)[which]
+        seeds = None if seeds is None else np.asarray(seeds)[which]
         return self._env.reset(seed=seeds, options={"reset_mask": which})
 
-    def reset(self, seed: int) -> np.ndarray:
-        self._env.reset(seed=0)  # ale-py wants one of all before one of some
-        return super().reset(seed)
+    def _clear(self, seed):
+        super()._clear(seed)
+        if not self._started:  # ale-py wants a reset of all before one of some
+            self._env.reset()
+            self._started = True
 
     def _start(self, actions):
         self._env.send(actions)

@@ -1,9 +1,9 @@
 """Vector environments of gymnasium, made repeatable.
 
-Every episode begins with a seed of its own, which depends on the run's seed, the
-environment's number and the episode's. An episode is then its seed and its actions, so
-a snapshot is the actions since the last resets, and restoring replays them: no access
-to the environment's inside is needed, and at most one episode is played again.
+Episodes begin with seeds that depend on the run's seed, the environment's number and
+the episode's. An episode is then its seed and its actions, so a snapshot is the actions
+since the last resets, and restoring replays them: no access to the environment's inside
+is needed, and at most one episode is played again.
 """
 
 import zlib
@@ -65,6 +65,8 @@ class GymnasiumVector:
       fill: how they are filled before an episode's first frame.
       log_steps: longest episode, for the log that a snapshot is made of; None: from
         `env.spec.max_episode_steps`, else 10 000.
+      reseed_every: episodes per seed. Above 1 only where how an episode begins depends
+        on how many began since the seed, and not on what was done in them.
 
     Raises:
       ValueError: for another autoreset mode, or if `stack` does not fit.
@@ -79,6 +81,7 @@ class GymnasiumVector:
         stack: int = 1,
         fill: Literal["zeros", "first"] = "zeros",
         log_steps: int | None = None,
+        reseed_every: int = 1,
     ):
         mode = getattr(env, "metadata", {}).get("autoreset_mode")
         if getattr(mode, "value", mode) != "NextStep":
@@ -107,17 +110,12 @@ class GymnasiumVector:
         self.fill: Literal["zeros", "first"] = fill
         self._env, self._first = env, first
         self._log_steps = log_steps or limit or 10_000
+        self._every = reseed_every
         self._sent: np.ndarray | None = None
 
     def reset(self, seed: int) -> np.ndarray:
-        n = self.num_envs
-        self._seed, self._episode = int(seed), np.zeros(n, np.int64)
-        self._log = np.zeros((n, self._log_steps), _small(self.num_actions))
-        self._length = np.zeros(n, np.int64)
-        self._ended = np.zeros(n, bool)
-        self._sent = None
-        self._obs, info = self._reset(np.ones(n, bool))
-        self._begin(info)
+        self._clear(seed)
+        self._replay_reset(np.ones(self.num_envs, bool))
         return self._obs
 
     def send(self, actions: np.ndarray) -> None:
@@ -132,10 +130,12 @@ class GymnasiumVector:
         obs, reward, over, truncated, info = self._wait()
         dummy = self._ended
         lost = self._lives_lost(info, dummy)
-        if dummy.any():  # it has reset itself; once more, with a seed that is known
-            self._episode += dummy
-            obs, begun = self._reset(dummy)
-            self._begin(begun)
+        self._episode += dummy
+        due = dummy & (self._episode % self._every == 0)
+        if due.any():  # it has reset itself; once more, with a seed that is known
+            obs, info = self._native_reset(due, self._seeds())
+        if dummy.any():
+            self._begin(info)
         self._write(~dummy, actions)
         game_over = np.asarray(over, bool) & ~dummy
         truncated = np.asarray(truncated, bool) & ~game_over & ~dummy
@@ -180,15 +180,14 @@ class GymnasiumVector:
             is not a function of its seed and the actions.
         """
         saved = {name: np.array(value) for name, value in snapshot.items()}
-        self.reset(int(saved["seed"]))
+        self._clear(int(saved["seed"]))
         self._episode, self._log = saved["episode"], saved["log"]
         self._length = saved["length"]
         left = int(self._length.max())
         while True:
             due = self._length == left  # these begin now
             if due.any():
-                self._obs, info = self._reset(due)
-                self._begin(info)
+                self._replay_reset(due)
             if left == 0:
                 break
             playing = self._length >= left
@@ -212,12 +211,29 @@ class GymnasiumVector:
     def close(self) -> None:
         self._env.close()
 
-    def _reset(self, which):
-        seeds = [
+    def _clear(self, seed):
+        n = self.num_envs
+        self._seed, self._episode = int(seed), np.zeros(n, np.int64)
+        self._log = np.zeros((n, self._log_steps), _small(self.num_actions))
+        self._length = np.zeros(n, np.int64)
+        self._ended = np.zeros(n, bool)
+        self._sent = None
+
+    def _seeds(self):
+        return [
             protocol.episode_seed(self._seed, self._first + i, int(episode))
-            for i, episode in enumerate(self._episode)
+            for i, episode in enumerate(self._episode // self._every)
         ]
-        return self._native_reset(which, seeds)
+
+    def _replay_reset(self, which):
+        """Begin the current episodes: a seed, then as many resets as there were."""
+        self._obs, info = self._native_reset(which, self._seeds())
+        for count in range(1, self._every):
+            again = which & (self._episode % self._every >= count)
+            if not again.any():
+                break
+            self._obs, info = self._native_reset(again, None)
+        self._begin(info)
 
     def _native_reset(self, which, seeds):
         return self._env.reset(seed=seeds, options={"reset_mask": which})
