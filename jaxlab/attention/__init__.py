@@ -8,13 +8,19 @@ A module per variant: `attend` for whole sequences, `step` for one token, `init_
 """
 
 from jaxlab.attention import (
+    anna,
     block_masks,
     gated_delta,
     gla,
     hsa,
     linear,
+    scalekv,
     seer,
+    sinks,
+    softpag,
+    spark,
     ssd,
+    width_limit,
     zeros,
 )
 from jaxlab.attention.delta_correction import Info, delta_attention
@@ -25,6 +31,7 @@ __all__ = [
     "Info",
     "Memory",
     "Mixer",
+    "anna",
     "block_masks",
     "delta_attention",
     "gated_delta",
@@ -34,7 +41,12 @@ __all__ = [
     "linear",
     "names",
     "register",
+    "scalekv",
     "seer",
+    "sinks",
+    "softpag",
+    "spark",
     "ssd",
+    "width_limit",
     "zeros",
 ]
