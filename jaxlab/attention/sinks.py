@@ -126,7 +126,7 @@ def explained_by_components(
     o = out.astype(accumulator(out.dtype))
     size = jnp.square(jnp.linalg.svd(o - o.mean(-2, keepdims=True), compute_uv=False))
     place = _like(size, jnp.arange(size.shape[-1]))
-    first = place < jnp.asarray(num)[..., None]
+    first = place < _like(size[..., 0], jnp.asarray(num))[..., None]
     total = size.sum(-1)
     part = jnp.where(first, size, 0).sum(-1)
     return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 0)
@@ -138,8 +138,8 @@ def fit_probe(
     *,
     l2: float = 1e-2,
     iterations: int = 25,
-) -> Float[Array, "P+1"]:
-    """Weights and bias of a ridge logistic regression, by Newton's method.
+) -> Float[Array, "weights"]:
+    """P weights, and the bias, of a ridge logistic regression, by Newton's method.
 
     Minimises `mean log(1 + exp(-y (x w + b))) + l2 / 2 |w|^2` with y = 1 or -1. Scale
     the features if they differ in size.
@@ -163,7 +163,7 @@ def fit_probe(
 
 
 def probe_accuracy(
-    weights: Float[Array, "P+1"], x: Float[Array, "M P"], labels: Bool[Array, "M"]
+    weights: Float[Array, "weights"], x: Float[Array, "M P"], labels: Bool[Array, "M"]
 ) -> Float[Array, ""]:
     """Share of samples on the right side; take samples that the fit has not seen."""
     wide = accumulator(x.dtype)

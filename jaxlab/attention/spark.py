@@ -29,7 +29,7 @@ def attend(
     r: int,
     top_k: int = 256,
     causal: bool = True,
-    segment_ids: Int[Array, "B T"] | None = None,
+    segment_ids: Int[Array, "B S"] | None = None,
     scale1: float | None = None,
     scale2: float | None = None,
 ) -> Float[Array, "B T N V"]:
@@ -74,7 +74,7 @@ def weights(
     r: int,
     top_k: int = 256,
     causal: bool = True,
-    segment_ids: Int[Array, "B T"] | None = None,
+    segment_ids: Int[Array, "B S"] | None = None,
     scale1: float | None = None,
     scale2: float | None = None,
 ) -> Float[Array, "B N T S"]:
@@ -119,7 +119,7 @@ def keep(
 
 
 @functools.cache
-def quantiles(top_k: int, longest: int) -> Float[np.ndarray, "longest+1"]:
+def quantiles(top_k: int, longest: int) -> Float[np.ndarray, "lengths"]:
     """`Q(1 - top_k / n)` for n = 0 .. longest; -inf where all n are kept."""
     normal = statistics.NormalDist()
     table = [

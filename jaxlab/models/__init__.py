@@ -18,6 +18,7 @@ from jaxlab.models.config import DecoderConfig
 from jaxlab.models.decoder import Cache, forward, init, prefill, stack_layers, step
 from jaxlab.models.generation import Generated, generate, sample
 from jaxlab.models.hf import Model, load, parse_config
+from jaxlab.models.seer import Seer, SeerCache, SeerDistill
 from jaxlab.models.sharding import Sharded, cache_shardings, param_shardings
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
     "Heads",
     "Layer",
     "Model",
+    "Seer",
+    "SeerCache",
+    "SeerDistill",
     "Sharded",
     "Streaming",
     "cache_shardings",
