@@ -6,8 +6,9 @@ Question: attention mass that a distilled gate captures with few blocks, against
 Data:     synthetic: sequences cut into segments of random topics; a token's key is its
           topic's vector, its query a random map of it that its KV group shares, both
           with noise. No rotary positions.
-Expected: the gate reaches 0.95 of the captured mass of the maxima it was trained on, and
-          beats random blocks by 0.10.
+Expected: the gate captures at least 0.95 of what the maxima that it was trained on do,
+          and 0.10 more than random blocks. Obtained with 10 of 32 blocks: 0.676, 0.691
+          and 0.545.
 Time:     about a minute on 2 CPU cores.
 """
 
@@ -36,10 +37,10 @@ class Config:
     dim: int = 16
     topics: int = 24
     segment: int = 24  # mean length of a topic
-    noise: float = 0.5
-    train: int = 8  # sequences
+    noise: float = 0.3
+    train: int = 64  # sequences; few are learnt by heart
     test: int = 2
-    steps: int = 400
+    steps: int = 300
     log_every: int = 50
     learning_rate: float = 1e-2
     budgets: tuple[int, ...] = (3, 6, 10)  # blocks per row
