@@ -219,6 +219,8 @@ def test_unknown_kernels_are_refused_by_name():
         kernels.hmc(0)
     with pytest.raises(ValueError, match="2 kernels of a cycle must share one `init`"):
         kernels.cycle(kernels.random_walk(), kernels.mala())
+    with pytest.raises(ValueError, match="evals_per_step=-1 must not be negative"):
+        kernels.from_blackjax(lambda logdensity, params: None, -1)
 
 
 @functools.cache
