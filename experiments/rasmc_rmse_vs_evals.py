@@ -222,7 +222,7 @@ def _reuse(model, xi, gain, budget, outer):
     if budget > 2e5:  # N M densities: arithmetic, but no longer negligible
         return None
     num = _size(outer, 2 * budget**0.5)  # nearly all the rest are inner draws
-    if num is None:
+    if num is None or budget < 1000:
         return None
     return lambda key: eig.nmc_reuse(
         key, model, xi, n_outer=num, n_inner=budget - num, outer=outer, replicates=4

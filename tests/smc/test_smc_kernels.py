@@ -197,6 +197,8 @@ def test_a_blackjax_sampler_plugs_in():
         return Walk(WalkState, step)
 
     kernel = kernels.from_blackjax(make, evals_per_step=4)
+    assert kernel.tuned
+    assert not kernels.from_blackjax(make, 4, tuned=False).tuned
     target, mean, covariance = posterior()
     chol = jnp.linalg.cholesky(covariance)
     z = jax.random.normal(jax.random.key(1), (NUM, 4)) @ chol.T
