@@ -339,6 +339,9 @@ def test_nested_monte_carlo_is_an_upper_bound_and_converges():
     assert close(fine, EXACT, bias=0.05)
     assert fine.value == fine.upper
     np.testing.assert_array_equal(fine.samples.n_evals, 301)
+    ess = fine.samples.ess_min  # of 300 prior draws, a few share the weight
+    assert (ess >= 1 - 1e-4).all()
+    assert 5 < ess.mean() < 100
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_error_falls_with_the_budget():
 def test_every_method_stays_within_its_budget_or_declines():
     model = rasmc_rmse_vs_evals.smc.models.get("lg")
     for method, plan in rasmc_rmse_vs_evals.METHODS.items():
-        assert plan(model, None, 100, "iid") is None, method
+        assert plan(model, None, 9.0, 100, "iid") is None, method
 
 
 def test_unknown_methods_and_designs_are_refused_by_name():

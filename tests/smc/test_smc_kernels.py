@@ -197,6 +197,8 @@ def test_a_blackjax_sampler_plugs_in():
         return Walk(WalkState, step)
 
     kernel = kernels.from_blackjax(make, evals_per_step=4)
+    assert kernel.tuned
+    assert not kernels.from_blackjax(make, 4, tuned=False).tuned
     target, mean, covariance = posterior()
     chol = jnp.linalg.cholesky(covariance)
     z = jax.random.normal(jax.random.key(1), (NUM, 4)) @ chol.T
@@ -219,6 +221,8 @@ def test_unknown_kernels_are_refused_by_name():
         kernels.hmc(0)
     with pytest.raises(ValueError, match="2 kernels of a cycle must share one `init`"):
         kernels.cycle(kernels.random_walk(), kernels.mala())
+    with pytest.raises(ValueError, match="evals_per_step=-1 must not be negative"):
+        kernels.from_blackjax(lambda logdensity, params: None, -1)
 
 
 @functools.cache

@@ -215,7 +215,13 @@ def estimate_batch(
     def one(xi):
         return estimate(key, model, xi, config, **options)
 
-    return jax.lax.map(one, designs, batch_size=min(design_chunk, designs.shape[0]))
+    num = designs.shape[0]
+    count = -(-num // design_chunk)
+    size = -(-num // count)
+    # Batches of one size, the last filled up: a rest would be a second program.
+    rows = designs[jnp.arange(count * size) % num] if count * size > num else designs
+    results = jax.lax.map(one, rows, batch_size=size)
+    return jax.tree.map(lambda x: x[:num], results) if rows is not designs else results
 
 
 def _reverse_dataset(key, model, xi, u, noise, tuning, config):

@@ -93,22 +93,25 @@ def run(
 
 
 def _in_chunks(function, shared, xs, chunk):
+    """Equal chunks of one program: the last repeats data sets that do not count."""
     num = xs[1].shape[0]
-    chunk = min(chunk, num)
+    count = -(-num // chunk)
+    size = -(-num // count)
+    counts = jnp.arange(count * size) < num
+    if count * size > num:
+        again = jnp.arange(count * size) % num
+        xs = jax.tree.map(lambda x: x[again], xs)
 
     def batch(xs):
-        samples, accept, work = jax.vmap(lambda *x: function(shared, *x))(*xs)
+        counts, xs = xs
+        samples, *curves = jax.vmap(lambda *x: function(shared, *x))(*xs)
+        accept, work = (jnp.where(counts[:, None], x, 0.0) for x in curves)
         # Only sums leave the chunk: [N, T] curves would grow with N.
         return samples, (accept.sum(0), work.sum(0), (work * work).sum(0))
 
-    whole = num // chunk
-    parts = jax.tree.map(lambda x: x[: whole * chunk], xs)
-    parts = jax.tree.map(lambda x: x.reshape(whole, chunk, *x.shape[1:]), parts)
+    parts = jax.tree.map(lambda x: x.reshape(count, size, *x.shape[1:]), (counts, xs))
     samples, sums = jax.lax.map(batch, parts)
-    samples = jax.tree.map(lambda x: x.reshape(whole * chunk, *x.shape[2:]), samples)
-    sums = jax.tree.map(lambda x: x.sum(0), sums)
-    if whole * chunk < num:
-        rest = batch(jax.tree.map(lambda x: x[whole * chunk :], xs))
-        samples = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), samples, rest[0])
-        sums = jax.tree.map(jnp.add, sums, rest[1])
-    return samples, sums
+    samples = jax.tree.map(
+        lambda x: x.reshape(count * size, *x.shape[2:])[:num], samples
+    )
+    return samples, jax.tree.map(lambda x: x.sum(0), sums)
