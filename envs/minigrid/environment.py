@@ -281,9 +281,16 @@ class MiniGrid:
         else:
             # Lanes that go on read level 0: one cached line instead of a random one.
             drawn = jnp.where(ended, pools.scramble(state.stream), jnp.uint32(0))
+            ended, drawn = jax.lax.optimization_barrier((ended, drawn))
             start = pools.draw(params.pool, drawn)
         moved = state.stream + ended.astype(jnp.uint32) * jnp.uint32(_STREAM_STEP)
-        start = dataclasses.replace(start, stream=moved)
+        # What a reset cannot change is no work, nor a copy.
+        same: dict[str, Any] = {"stream": moved}
+        if self.auto_reset == "same_step":
+            same["ended"] = state.ended
+        if len(self.missions) == 1:
+            same["mission"] = state.mission
+        start = dataclasses.replace(start, **same)
         state = dataclasses.replace(state, stream=moved)
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), start, state)
 

@@ -49,7 +49,7 @@ def trajectories(
     """
     env, params = envs.make(name)
     pool = env.make_pool(jax.random.key(seed), 64)
-    params = dataclasses.replace(params, pool=pool)
+    params = jax.tree.map(np.asarray, dataclasses.replace(params, pool=pool))
     split = whole = None
     if mesh is not None:
         split = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -76,6 +76,21 @@ def trajectories(
         return jax.lax.scan(body, spread(state), jax.random.split(run_key, steps))[1]
 
     return jax.jit(play, out_shardings=whole)()
+
+
+def process(
+    path: str, name: str, num_envs: int, steps: int, rank: int, port: int
+) -> None:
+    """One of two processes that play together; the first writes what it has seen."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    mesh = Mesh(np.array(jax.devices()), (AXIS,))
+    seen = trajectories(name, num_envs, steps, mesh)
+    if rank == 0:
+        np.savez(path, *(np.asarray(leaf) for leaf in seen))
+    jax.distributed.shutdown()
 
 
 def lower(mesh: Mesh, num_envs: int, name: str = "MiniGrid-DoorKey-8x8-v0"):
