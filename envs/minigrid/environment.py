@@ -304,7 +304,7 @@ def _generate(family: Family, config: Config, key) -> State:
         )
     level = family.generate(key, config)
     return State(
-        grid=level.grid.astype(jnp.int32),
+        grid=level.grid.astype(jnp.uint16),
         position=level.position,
         direction=level.direction,
         carrying=jnp.int32(cells.EMPTY_CELL),
@@ -321,7 +321,7 @@ def _draw_on_host(family: Family, config: Config, seed, size: int) -> State:
     drawn = [family.generate(rng, config) for _ in range(size)]
     level = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
     return State(
-        grid=level.grid,
+        grid=level.grid.astype(np.uint16),
         position=level.position,
         direction=level.direction,
         carrying=np.full(size, cells.EMPTY_CELL, np.int32),

@@ -3,6 +3,7 @@
     python -m experiments.bench.envs --json envs.json
     python -m experiments.bench.envs --preset families  # ours alone, one id a family
     python -m experiments.bench.envs --preset h200      # ours alone, batches to 2^20
+    python -m experiments.bench.envs --preset limit     # counted for GPUs not here
 
 First our partial observation is compared with minigrid's over a played episode. Then
 each program steps the same environment with uniform random actions and auto-reset in
@@ -25,8 +26,9 @@ from experiments.bench import harness
 
 IDS = ("Empty-8x8", "DoorKey-8x8")
 BATCHES = (1, 32, 1024)
-RGB_BATCH, RGB_STEPS, RGB_TILE = 256, 1 << 12, 32
+RGB_BATCH, RGB_STEPS, RGB_TILE = 256, 1 << 11, 32
 MANY = 1 << 16  # environments whose memory is counted
+BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}  # bytes/s
 STEPS = 1 << 17  # environment steps per timed call
 POOL = 128  # levels where levels are slow to make
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -166,27 +168,74 @@ def _peer(
     return harness.child(python, PEERS[peer], name, *size, view)["rate"]
 
 
-def accelerator(batches: tuple[int, ...] = tuple(1 << n for n in range(12, 21))):
-    """Wall-clock rates on the default device, and the bytes each step must move."""
+def accelerator(
+    batches: Sequence[int] = tuple(1 << n for n in range(12, 21)),
+    names: Sequence[str] = IDS,
+    length: int = 256,
+) -> None:
+    """Wall-clock rates on the default device, the bytes of states that they move, and
+    what share that is of the device's bandwidth, where it is a known one."""
     import jax
 
-    print(f"device {jax.devices()[0].device_kind}")
-    for name in IDS:
+    kind = jax.devices()[0].device_kind
+    bandwidth = [rate for name, rate in BANDWIDTH.items() if name in kind]
+    print(f"device {kind}")
+    for name in names:
         for batch in batches:
-            run, state = _runner(name, batch, 256)
+            run, state = _runner(name, batch, length)
             state = jax.block_until_ready(run(state))
             times = []
             for _ in range(5):
                 begun = time.perf_counter()
                 state = jax.block_until_ready(run(state))
                 times.append(time.perf_counter() - begun)
-            rate = 256 * batch / min(times)
+            rate = length * batch / min(times)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / batch
             # A state is read and written; the observation may stay on the chip.
-            moved = 2 * size * rate / 1e9
+            moved = 2 * size * rate
+            share = f", {moved / bandwidth[0]:.1%} of bandwidth" if bandwidth else ""
             print(
                 f"{name:12} batch 2^{batch.bit_length() - 1}: {rate:.4g} steps/s, "
-                f"{moved:.4g} GB/s of states, {size:.0f} bytes each",
+                f"{moved / 1e9:.4g} GB/s of states, {size:.0f} bytes each{share}",
+                flush=True,
+            )
+
+
+def limit(batch: int = 1 << 16) -> None:
+    """The most steps/s that the memory of described GPUs allows, from the bytes that
+    the step compiled for them reads and writes. Needs the extra `aot`, and no GPU."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import envs
+    from kernels_pallas import aot
+
+    os.environ.update(aot.ENVIRONMENT)
+    jax.config.update("jax_platforms", "cpu")
+    for chip in ("h100", "h200"):
+        mesh = Mesh(np.array(aot.describe(aot.CHIPS[chip]).devices[:1]), ("chip",))
+        whole = NamedSharding(mesh, PartitionSpec())
+        for name in IDS:
+            env, params = envs.make(name)
+            pool = env.make_pool(jax.random.key(1), 4096)
+            params = dataclasses.replace(params, pool=pool)
+            keys = jax.random.split(jax.random.key(0), batch)
+            start = jax.vmap(env.reset, in_axes=(0, None))
+            _, state = jax.eval_shape(start, keys, params)
+            action = jax.ShapeDtypeStruct((batch,), np.int32)
+            step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
+            # The last of what it returns repeats the rest.
+            only = lambda *args, step=step: step(*args)[:5]  # noqa: E731
+            placed = jax.jit(only, in_shardings=whole, out_shardings=whole)
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                program = placed.lower(keys[0], state, action, params).compile()
+            counted: Any = program.cost_analysis()
+            moved = counted["bytes accessed"] / batch
+            kernels = sum(" fusion(" in line for line in program.as_text().split("\n"))
+            print(
+                f"{chip} {name}: {moved:.0f} bytes and {counted['flops'] / batch:.0f} "
+                f"operations a step in {kernels} kernels, at most "
+                f"{aot.CHIPS[chip].bytes / moved:.3g} steps/s",
                 flush=True,
             )
 
@@ -266,9 +315,7 @@ def _memory(name: str, batch: int) -> float:
 
 
 @functools.cache
-def _runner(
-    name: str, batch: int, length: int, levels: int = 4096, tile_size: int = 0
-):
+def _runner(name: str, batch: int, length: int, levels: int = 4096, tile_size: int = 0):
     """A jitted scan of random play from and to states, and the first of them.
 
     With a `tile_size` the observation is a picture.
@@ -317,8 +364,9 @@ def _runner(
 if __name__ == "__main__":
     if "--preset" in sys.argv:
         preset = sys.argv[sys.argv.index("--preset") + 1 :][:1]
-        if preset not in (["families"], ["h200"]):
-            sys.exit(f"--preset {' '.join(preset)} must be families or h200")
-        families() if preset == ["families"] else accelerator()
+        presets = {"families": families, "h200": accelerator, "limit": limit}
+        if not preset or preset[0] not in presets:
+            sys.exit(f"--preset {' '.join(preset)} must be {' or '.join(presets)}")
+        presets[preset[0]]()
     else:
         harness.main("envs", measure)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from experiments.bench import envs as bench
 from experiments.bench import scale
 from experiments.reliability import children
 
@@ -59,3 +60,12 @@ def test_collectives_are_counted_with_their_bytes():
       %c = f32[2]{0} add(%a, %b)
     """
     assert scale.collectives(text) == {"all-gather": (1, 15), "all-reduce": (1, 128)}
+
+
+def test_the_accelerator_run_says_what_it_moves(capsys, monkeypatch):
+    monkeypatch.setitem(bench.BANDWIDTH, jax.devices()[0].device_kind, 1e9)
+    bench.accelerator(batches=(8,), names=("Empty-8x8",), length=4)
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("Empty-8x8    batch 2^3: ")
+    assert line.endswith("% of bandwidth")
+    assert ", 157 bytes each" in line

@@ -151,9 +151,7 @@ def task(
     if plan.second is not None:
         order = verifier.BOTH if plan.joined == "and" else verifier.IN_TURN
     none = np.zeros(shape[0], np.int32)
-    return verifier.Task(
-        kind, strict, np.int32(order), member, none, none.copy()
-    )
+    return verifier.Task(kind, strict, np.int32(order), member, none, none.copy())
 
 
 def generator(
