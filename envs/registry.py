@@ -68,6 +68,32 @@ FAMILIES = (
 )
 
 
+# Ids of minigrid that are not here, without prefix and version, and why.
+_ABSENT = {
+    **dict.fromkeys(
+        [
+            *("GoToSeq", "GoToSeqS5R2", "MoveTwoAcrossS5N2", "MoveTwoAcrossS8N9"),
+            *("Synth", "SynthS5R2", "SynthLoc", "SynthSeq"),
+            *("MiniBossLevel", "BossLevel", "BossLevelNoUnlock"),
+        ],
+        "it can set over 100 000 missions, too many for the table of texts that "
+        "State.mission points into",
+    ),
+    **dict.fromkeys(
+        ["PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying"],
+        "minigrid's own first observation of it shows the carried object still lying",
+    ),
+    **dict.fromkeys(
+        [
+            *("WFC-MazeSimple", "WFC-DungeonMazeScaled", "WFC-RoomsFabric"),
+            *("WFC-ObstaclesBlackdots", "WFC-ObstaclesAngular", "WFC-ObstaclesHogs3"),
+        ],
+        "its levels come from wave-function collapse with restarts, on the host; "
+        "envs.from_grids takes boards that you generated with it",
+    ),
+}
+
+
 def registered() -> tuple[str, ...]:
     """All ids that `make` takes, sorted."""
     return tuple(sorted(_by_id()))
@@ -278,6 +304,9 @@ def _resolve(name: str) -> str:
         for full in (f"{prefix}{bare}", f"{prefix}{bare}-v0"):
             if full in known:
                 return full
+    reason = _ABSENT.get(re.sub("^(MiniGrid|BabyAI)-", "", bare).removesuffix("-v0"))
+    if reason is not None:
+        raise ValueError(f"{name!r} is left out on purpose: {reason}")
     raise ValueError(f"unknown environment id {name!r}" + _suggest(name, known))
 
 

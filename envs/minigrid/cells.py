@@ -101,8 +101,9 @@ def decode(cell: Int[Array, "*shape"]) -> UInt8[Array, "*shape 3"]:
     """MiniGrid's (object, color, state) triple."""
     # The three of a cell together, as bytes of one word: shifting and masking each
     # channel by itself is more work, and XLA:CPU makes no vector instructions of it.
+    cell = cell.astype(jnp.int32)
     word = kind(cell) | color(cell) << 8 | state(cell) << 16
-    word = jax.lax.optimization_barrier(word.astype(jnp.int32))
+    word = jax.lax.optimization_barrier(word)
     return jax.lax.bitcast_convert_type(word, jnp.uint8)[..., :3]
 
 

@@ -62,7 +62,7 @@ def to_state(
         packed[x_box, y_box] |= _content(int(packed[x_box, y_box]), row)
     task = dict(task or {})
     return State(
-        grid=jnp.asarray(packed, jnp.int32),
+        grid=jnp.asarray(packed, jnp.uint16),
         position=jnp.array([x, y], jnp.int32),
         direction=jnp.int32(direction),
         carrying=jnp.int32(_carried(carrying)),

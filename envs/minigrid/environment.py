@@ -281,9 +281,16 @@ class MiniGrid:
         else:
             # Lanes that go on read level 0: one cached line instead of a random one.
             drawn = jnp.where(ended, pools.scramble(state.stream), jnp.uint32(0))
+            ended, drawn = jax.lax.optimization_barrier((ended, drawn))
             start = pools.draw(params.pool, drawn)
         moved = state.stream + ended.astype(jnp.uint32) * jnp.uint32(_STREAM_STEP)
-        start = dataclasses.replace(start, stream=moved)
+        # What a reset cannot change is no work, nor a copy.
+        same: dict[str, Any] = {"stream": moved}
+        if self.auto_reset == "same_step":
+            same["ended"] = state.ended
+        if len(self.missions) == 1:
+            same["mission"] = state.mission
+        start = dataclasses.replace(start, **same)
         state = dataclasses.replace(state, stream=moved)
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), start, state)
 
@@ -297,7 +304,7 @@ def _generate(family: Family, config: Config, key) -> State:
         )
     level = family.generate(key, config)
     return State(
-        grid=level.grid.astype(jnp.int32),
+        grid=level.grid.astype(jnp.uint16),
         position=level.position,
         direction=level.direction,
         carrying=jnp.int32(cells.EMPTY_CELL),
@@ -314,7 +321,7 @@ def _draw_on_host(family: Family, config: Config, seed, size: int) -> State:
     drawn = [family.generate(rng, config) for _ in range(size)]
     level = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
     return State(
-        grid=level.grid,
+        grid=level.grid.astype(np.uint16),
         position=level.position,
         direction=level.direction,
         carrying=np.full(size, cells.EMPTY_CELL, np.int32),

@@ -15,7 +15,7 @@ Leaf: TypeAlias = Any
 class State:
     """One episode. `W` width, `H` height; x grows to the right, y downwards."""
 
-    grid: Leaf  # int32 [W, H], packed cells, see `cells`
+    grid: Leaf  # uint16 [W, H], packed cells, see `cells`; half the memory to move
     position: Leaf  # int32 [2], x and y of the agent
     direction: Leaf  # int32, 0 right, 1 down, 2 left, 3 up
     carrying: Leaf  # int32, packed cell; EMPTY_CELL when the hands are free

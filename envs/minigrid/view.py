@@ -85,10 +85,10 @@ def lit(transparent: Bool[Array, "VV"]) -> Bool[Array, "VV"]:
         shift = row % rows * size
         words[row // rows] = words[row // rows] | (mask | spread) << shift
         mask = spread
-    words = jax.lax.optimization_barrier(words)
+    words = jax.lax.optimization_barrier(jnp.stack(words))
     chosen = words[0]
-    for k, word in enumerate(words[1:], 1):
-        chosen = jnp.where(j // rows < k, chosen, word)
+    for k in range(1, len(words)):
+        chosen = jnp.where(j // rows < k, chosen, words[k])
     return (chosen >> (j % rows * size + i) & 1) == 1
 
 

@@ -3,6 +3,7 @@
     python -m experiments.bench.envs --json envs.json
     python -m experiments.bench.envs --preset families  # ours alone, one id a family
     python -m experiments.bench.envs --preset h200      # ours alone, batches to 2^20
+    python -m experiments.bench.envs --preset limit     # counted for GPUs not here
 
 First our partial observation is compared with minigrid's over a played episode. Then
 each program steps the same environment with uniform random actions and auto-reset in
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,9 @@ from experiments.bench import harness
 
 IDS = ("Empty-8x8", "DoorKey-8x8")
 BATCHES = (1, 32, 1024)
+RGB_BATCH, RGB_STEPS, RGB_TILE = 256, 1 << 11, 32
+MANY = 1 << 16  # environments whose memory is counted
+BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}  # bytes/s
 STEPS = 1 << 17  # environment steps per timed call
 POOL = 128  # levels where levels are slow to make
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -55,9 +60,10 @@ print(json.dumps({"rate": best, "start": start}))
 """
 
 SCAN = """
-def rate(reset, step, batch, steps):
+PICTURE = 1000
+def scan(reset, step, batch, steps):
     keys = jax.random.split(jax.random.key(0), batch)
-    first = jax.jit(jax.vmap(reset))(keys)
+    first = jax.jit(jax.vmap(reset))
     def body(carry, t):
         ts, total = carry
         lanes = jnp.arange(batch, dtype=jnp.uint32) + t * jnp.uint32(batch)
@@ -66,28 +72,42 @@ def rate(reset, step, batch, steps):
         bits = (bits ^ bits >> 15) * jnp.uint32(0x846CA68B)
         action = ((bits ^ bits >> 16) % actions).astype(jnp.int32)
         ts = jax.vmap(step)(ts, action)
-        return (ts, total + ts.observation.astype(jnp.int32).sum()), None
+        seen = ts.observation  # pictures are kept, as part of ts, and not summed up
+        if seen.size < PICTURE * batch:
+            total = total + seen.astype(jnp.int32).sum()
+        return (ts, total), None
     @jax.jit
     def run(ts):
         ticks = jnp.arange(steps // batch, dtype=jnp.uint32)
         return jax.lax.scan(body, (ts, jnp.int32(0)), ticks)[0]
-    out = jax.block_until_ready(run(first))
+    return first, keys, run
+def rate(reset, step, batch, steps):
+    first, keys, run = scan(reset, step, batch, steps)
+    out = jax.block_until_ready(run(first(keys)))
     best = 0.0
     for _ in range(5):
         begun = time.process_time()
         out = jax.block_until_ready(run(out[0]))
         best = max(best, steps / (time.process_time() - begun))
     return best
+def memory(reset, step, batch):
+    first, keys, run = scan(reset, step, batch, 8 * batch)
+    used = run.lower(jax.eval_shape(first, keys)).compile().memory_analysis()
+    return (used.argument_size_in_bytes + used.output_size_in_bytes
+            + used.temp_size_in_bytes - used.alias_size_in_bytes)
+def answer(reset, step):
+    batch, steps = int(sys.argv[2]), int(sys.argv[3])
+    found = rate(reset, step, batch, steps) if steps else memory(reset, step, batch)
+    print(json.dumps({"rate": found}))
 """
 
 NAVIX = f"""
 import json, sys, time, jax, jax.numpy as jnp, navix
 {SCAN}
-view = navix.observations.symbolic_first_person
+view = getattr(navix.observations, sys.argv[4])
 env = navix.make(f"Navix-{{sys.argv[1]}}-v0", observation_fn=view)
 actions = jnp.uint32(len(env.action_set))
-best = rate(env.reset, env.step, int(sys.argv[2]), int(sys.argv[3]))
-print(json.dumps({{"rate": best}}))
+answer(env.reset, env.step)
 """
 
 XMINIGRID = f"""
@@ -97,13 +117,11 @@ from xminigrid.wrappers import GymAutoResetWrapper
 env, params = xminigrid.make(f"MiniGrid-{{sys.argv[1]}}")
 env = GymAutoResetWrapper(env)
 actions = jnp.uint32(env.num_actions(params))
-best = rate(
-    lambda key: env.reset(params, key),
-    lambda ts, action: env.step(params, ts, action),
-    int(sys.argv[2]), int(sys.argv[3]),
+answer(
+    lambda key: env.reset(params, key), lambda ts, action: env.step(params, ts, action)
 )
-print(json.dumps({{"rate": best}}))
 """
+PEERS = {"navix": NAVIX, "xminigrid": XMINIGRID}
 
 
 def measure() -> list[harness.Case]:
@@ -119,40 +137,105 @@ def measure() -> list[harness.Case]:
         for batch in (BATCHES[0], BATCHES[-1]):
             figure = _rate(name, batch)
             cases.append(_case(f"{name} batch {batch} minigrid loop", figure, rate))
-        for peer, script in (("navix", NAVIX), ("xminigrid", XMINIGRID)):
-            python = harness.peer_python(peer)
+        for peer in PEERS:
             for batch in BATCHES:
-                figure, theirs = _rate(name, batch), None
-                if python is not None:
-                    steps = str(STEPS if batch > 1 else STEPS >> 3)
-                    theirs = harness.child(python, script, name, str(batch), steps)
+                steps = STEPS if batch > 1 else STEPS >> 3
+                figure = _rate(name, batch)
+                rate = _peer(peer, name, batch, steps)
+                if rate is not None:
                     figure = max(figure, _rate(name, batch))
-                rate = theirs["rate"] if theirs else None
                 cases.append(_case(f"{name} batch {batch} {peer}", figure, rate))
+        figure = _rate(name, RGB_BATCH, RGB_STEPS, RGB_TILE)
+        rate = _peer("navix", name, RGB_BATCH, RGB_STEPS, "rgb_first_person")
+        case = _case(f"{name} rgb {RGB_TILE} batch {RGB_BATCH} navix", figure, rate)
+        cases.append(case)
+        for peer in PEERS:
+            theirs = _peer(peer, name, MANY, 0)
+            case = f"{name} memory of {MANY} environments {peer}"
+            cases.append(harness.Case(case, _memory(name, MANY), theirs, "bytes", True))
+            print(cases[-1], file=sys.stderr, flush=True)
     return cases
 
 
-def accelerator(batches: tuple[int, ...] = tuple(1 << n for n in range(12, 21))):
-    """Wall-clock rates on the default device, and the bytes each step must move."""
+def _peer(
+    peer: str, name: str, batch: int, steps: int, view: str = "symbolic_first_person"
+) -> float | None:
+    """A peer's rate, or without steps its memory; None where it is not installed."""
+    python = harness.peer_python(peer)
+    if python is None:
+        return None
+    size = str(batch), str(steps)
+    return harness.child(python, PEERS[peer], name, *size, view)["rate"]
+
+
+def accelerator(
+    batches: Sequence[int] = tuple(1 << n for n in range(12, 21)),
+    names: Sequence[str] = IDS,
+    length: int = 256,
+) -> None:
+    """Wall-clock rates on the default device, the bytes of states that they move, and
+    what share that is of the device's bandwidth, where it is a known one."""
     import jax
 
-    print(f"device {jax.devices()[0].device_kind}")
-    for name in IDS:
+    kind = jax.devices()[0].device_kind
+    bandwidth = [rate for name, rate in BANDWIDTH.items() if name in kind]
+    print(f"device {kind}")
+    for name in names:
         for batch in batches:
-            run, state = _runner(name, batch, 256)
+            run, state = _runner(name, batch, length)
             state = jax.block_until_ready(run(state))
             times = []
             for _ in range(5):
                 begun = time.perf_counter()
                 state = jax.block_until_ready(run(state))
                 times.append(time.perf_counter() - begun)
-            rate = 256 * batch / min(times)
+            rate = length * batch / min(times)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / batch
             # A state is read and written; the observation may stay on the chip.
-            moved = 2 * size * rate / 1e9
+            moved = 2 * size * rate
+            share = f", {moved / bandwidth[0]:.1%} of bandwidth" if bandwidth else ""
             print(
                 f"{name:12} batch 2^{batch.bit_length() - 1}: {rate:.4g} steps/s, "
-                f"{moved:.4g} GB/s of states, {size:.0f} bytes each",
+                f"{moved / 1e9:.4g} GB/s of states, {size:.0f} bytes each{share}",
+                flush=True,
+            )
+
+
+def limit(batch: int = 1 << 16) -> None:
+    """The most steps/s that the memory of described GPUs allows, from the bytes that
+    the step compiled for them reads and writes. Needs the extra `aot`, and no GPU."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import envs
+    from kernels_pallas import aot
+
+    os.environ.update(aot.ENVIRONMENT)
+    jax.config.update("jax_platforms", "cpu")
+    for chip in ("h100", "h200"):
+        mesh = Mesh(np.array(aot.describe(aot.CHIPS[chip]).devices[:1]), ("chip",))
+        whole = NamedSharding(mesh, PartitionSpec())
+        for name in IDS:
+            env, params = envs.make(name)
+            pool = env.make_pool(jax.random.key(1), 4096)
+            params = dataclasses.replace(params, pool=pool)
+            keys = jax.random.split(jax.random.key(0), batch)
+            start = jax.vmap(env.reset, in_axes=(0, None))
+            _, state = jax.eval_shape(start, keys, params)
+            action = jax.ShapeDtypeStruct((batch,), np.int32)
+            step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
+            # The last of what it returns repeats the rest.
+            only = lambda *args, step=step: step(*args)[:5]  # noqa: E731
+            placed = jax.jit(only, in_shardings=whole, out_shardings=whole)
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                program = placed.lower(keys[0], state, action, params).compile()
+            counted: Any = program.cost_analysis()
+            moved = counted["bytes accessed"] / batch
+            kernels = sum(" fusion(" in line for line in program.as_text().split("\n"))
+            print(
+                f"{chip} {name}: {moved:.0f} bytes and {counted['flops'] / batch:.0f} "
+                f"operations a step in {kernels} kernels, at most "
+                f"{aot.CHIPS[chip].bytes / moved:.3g} steps/s",
                 flush=True,
             )
 
@@ -190,7 +273,9 @@ def _block(run, state) -> None:
 
 
 def _case(name: str, ours: float, peer: float | None) -> harness.Case:
-    return harness.Case(name, ours, peer, "steps/CPU-s")
+    case = harness.Case(name, ours, peer, "steps/CPU-s")
+    print(case, file=sys.stderr, flush=True)  # the whole table takes a while
+    return case
 
 
 def _compare(name: str, start: dict) -> None:
@@ -209,11 +294,11 @@ def _compare(name: str, start: dict) -> None:
             raise RuntimeError(f"{name}: our observation differs from minigrid's")
 
 
-def _rate(name: str, batch: int) -> float:
+def _rate(name: str, batch: int, steps: int = 0, tile_size: int = 0) -> float:
     import jax
 
-    length = max(1, (STEPS if batch > 1 else STEPS >> 3) // batch)
-    run, state = _runner(name, batch, length)
+    length = max(1, (steps or (STEPS if batch > 1 else STEPS >> 3)) // batch)
+    run, state = _runner(name, batch, length, tile_size=tile_size)
 
     def call():
         jax.block_until_ready(run(state))
@@ -222,16 +307,27 @@ def _rate(name: str, batch: int) -> float:
     return length * batch / harness.best(samples)
 
 
+def _memory(name: str, batch: int) -> float:
+    run, state = _runner(name, batch, 8)
+    used = run.lower(state).compile().memory_analysis()
+    held = used.argument_size_in_bytes + used.output_size_in_bytes
+    return held + used.temp_size_in_bytes - used.alias_size_in_bytes
+
+
 @functools.cache
-def _runner(name: str, batch: int, length: int, levels: int = 4096):
-    """A jitted scan of random play from and to states, and the first of them."""
+def _runner(name: str, batch: int, length: int, levels: int = 4096, tile_size: int = 0):
+    """A jitted scan of random play from and to states, and the first of them.
+
+    With a `tile_size` the observation is a picture.
+    """
     import jax
     import jax.numpy as jnp
 
     import envs
     from envs.pool import scramble
 
-    env, params = envs.make(name)
+    looks: dict[str, Any] = {"obs": "rgb_partial", "tile_size": tile_size}
+    env, params = envs.make(name, **looks if tile_size else {})
     pool = env.make_pool(jax.random.key(1), levels)
     params = dataclasses.replace(params, pool=pool)
     keys = jax.random.split(jax.random.key(0), batch)
@@ -239,21 +335,26 @@ def _runner(name: str, batch: int, length: int, levels: int = 4096):
     step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
 
     def body(params, carry, t):
-        state, total = carry
+        state, total, _ = carry
         lanes = jnp.arange(batch, dtype=jnp.uint32) + t * jnp.uint32(batch)
         bits = scramble(lanes * jnp.uint32(0x9E3779B9))
         action = (bits % jnp.uint32(env.num_actions)).astype(jnp.int32)
         obs, state, reward, *_ = step(jax.random.key(0), state, action, params)
-        seen = obs.astype(jnp.int32).sum() + reward.astype(jnp.int32).sum()
-        return (state, total + seen), None
+        total = total + reward.astype(jnp.int32).sum()
+        if tile_size:  # a picture is kept, and not summed up
+            return (state, total, obs), None
+        return (state, total + obs.astype(jnp.int32).sum(), ()), None
 
     @jax.jit
     def run(state, params=params):
         ticks = jnp.arange(length, dtype=jnp.uint32)
-        (state, total), _ = jax.lax.scan(
-            functools.partial(body, params), (state, jnp.int32(0)), ticks
+        kept = jax.vmap(env.observation)(state) if tile_size else ()
+        (state, total, kept), _ = jax.lax.scan(
+            functools.partial(body, params), (state, jnp.int32(0), kept), ticks
         )
         # The total keeps the observations alive; it can never reach the grid.
+        for picture in jax.tree.leaves(kept):
+            total = total + picture.astype(jnp.int32).sum()
         clock = jnp.where(total == jnp.int32(-1), 0, state.time)
         return dataclasses.replace(state, time=clock)
 
@@ -263,8 +364,9 @@ def _runner(name: str, batch: int, length: int, levels: int = 4096):
 if __name__ == "__main__":
     if "--preset" in sys.argv:
         preset = sys.argv[sys.argv.index("--preset") + 1 :][:1]
-        if preset not in (["families"], ["h200"]):
-            sys.exit(f"--preset {' '.join(preset)} must be families or h200")
-        families() if preset == ["families"] else accelerator()
+        presets = {"families": families, "h200": accelerator, "limit": limit}
+        if not preset or preset[0] not in presets:
+            sys.exit(f"--preset {' '.join(preset)} must be {' or '.join(presets)}")
+        presets[preset[0]]()
     else:
         harness.main("envs", measure)

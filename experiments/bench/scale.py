@@ -13,6 +13,7 @@ and in two processes: the same seeds give the same bits.
 import argparse
 import collections
 import dataclasses
+import math
 import os
 import re
 from typing import Any
@@ -27,7 +28,7 @@ from jaxlab.rl import networks, pqn
 from kernels_pallas import aot
 
 AXIS = "env"
-PER_DEVICE = 4096  # environments
+PER_DEVICE = 256  # environments
 TARGETS = {
     "v5e:16x16": dataclasses.replace(aot.CHIPS["v5e"], topology="v5e:16x16"),
     "h100": aot.CHIPS["h100"],
@@ -49,7 +50,7 @@ def trajectories(
     """
     env, params = envs.make(name)
     pool = env.make_pool(jax.random.key(seed), 64)
-    params = dataclasses.replace(params, pool=pool)
+    params = jax.tree.map(np.asarray, dataclasses.replace(params, pool=pool))
     split = whole = None
     if mesh is not None:
         split = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -78,10 +79,25 @@ def trajectories(
     return jax.jit(play, out_shardings=whole)()
 
 
+def process(
+    path: str, name: str, num_envs: int, steps: int, rank: int, port: int
+) -> None:
+    """One of two processes that play together; the first writes what it has seen."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    mesh = Mesh(np.array(jax.devices()), (AXIS,))
+    seen = trajectories(name, num_envs, steps, mesh)
+    if rank == 0:
+        np.savez(path, *(np.asarray(leaf) for leaf in seen))
+    jax.distributed.shutdown()
+
+
 def lower(mesh: Mesh, num_envs: int, name: str = "MiniGrid-DoorKey-8x8-v0"):
     """One PQN update on `num_envs` environments, lowered for the devices of a mesh."""
     env, params = envs.make(name)
-    pool = env.make_pool(jax.random.key(0), 4096)
+    pool = env.make_pool(jax.random.key(0), 512)
     params = jax.tree.map(np.asarray, dataclasses.replace(params, pool=pool))
     config = pqn.Config(
         total_steps=1 << 30,
@@ -92,7 +108,7 @@ def lower(mesh: Mesh, num_envs: int, name: str = "MiniGrid-DoorKey-8x8-v0"):
         stagger_starts=True,
     )
     network = networks.from_nnx(
-        networks.Hadamax, env.num_actions, networks.HadamaxConfig.minigrid(),
+        networks.MLP, env.num_actions, hidden=(128, 128), activation="gelu",
         preprocess=_planes,
     )  # fmt: skip
     algorithm = pqn.make(config, env, params, network)
@@ -127,7 +143,7 @@ def collectives(text: str) -> dict[str, tuple[int, int]]:
     for results, name in COLLECTIVE.findall(text):
         found[name][0] += 1
         for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", results):
-            items = int(np.prod([int(n) for n in shape.split(",") if n], dtype=np.int64))
+            items = math.prod(int(n) for n in shape.split(",") if n)
             found[name][1] += items * ITEM_BYTES.get(kind, 4)
     return {name: (count, size) for name, (count, size) in sorted(found.items())}
 

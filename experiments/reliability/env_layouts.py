@@ -204,13 +204,13 @@ def solvable(name: str, pool: envs.State) -> np.ndarray:
 
 def _carried_out(task: verifier.Task, reached: np.ndarray) -> np.ndarray:
     """Whether an object of every set of every part is reached, or faced to go to."""
-    place, status = np.asarray(task.place), np.asarray(task.status)
+    x, y, _, _, status = verifier.unpack(np.asarray(task.member))
+    lying = status == verifier.LYING
+    x, y = np.where(lying, x, 0), np.where(lying, y, 0)
     level = np.arange(len(reached))[:, None, None, None]  # A, K, N of `verifier`
     facing = reached | _neighbors(reached)
-    x, y = np.moveaxis(np.where(status[..., None] == verifier.LYING, place, 0), -1, 0)
     goes = np.asarray(task.kind)[:, :, None, None] == verifier.GO_TO
     there = np.where(goes, facing[level, x, y], reached[level, x, y])
-    lying = status == verifier.LYING
     done = (there & lying).any(-1) | ~lying.any(-1)
     return done.all((1, 2)) & lying[:, 0, 0].any(-1)
 

@@ -123,7 +123,7 @@ def starts(env: envs.MiniGrid, played: dict[str, np.ndarray]) -> envs.State:
     agent = played["ep_agent"].astype(np.int32)
     missions = env.missions
     return envs.State(
-        grid=grid,
+        grid=grid.astype(np.uint16),
         position=agent[:, :2],
         direction=agent[:, 2],
         carrying=np.full(count, cells.EMPTY_CELL, np.int32),

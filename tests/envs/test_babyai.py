@@ -14,9 +14,7 @@ from envs.minigrid import cells
 from envs.minigrid.babyai import instructions
 from envs.minigrid.babyai.instructions import Described, Plan, Simple
 from envs.minigrid.babyai.maze import Maze
-from experiments.bench.harness import peer_python
 from experiments.reliability import env_layouts
-from experiments.reliability.minigrid_peer import Peer
 
 KEY = jax.random.key(0)
 IDS = tuple(name for name in envs.registered() if name.startswith("BabyAI-"))
@@ -185,16 +183,11 @@ def test_ids_are_found_with_and_without_prefix():
     assert envs.make("UnlockPickup")[0].name == "MiniGrid-UnlockPickup-v0"
     with pytest.raises(ValueError, match="did you mean BabyAI-GoToObj"):
         envs.make("BabyAI-GoToObjj-v0")
-
-
-@pytest.fixture(scope="module")
-def peer():
-    python = peer_python("minigrid")
-    if python is None:
-        pytest.skip("minigrid is not installed; make peers")
-    peer = Peer(python)
-    yield peer
-    peer.close()
+    for name in ("BabyAI-BossLevel-v0", "BossLevel", "BabyAI-PutNextS5N2Carrying-v0"):
+        with pytest.raises(ValueError, match=f"{name}' is left out on purpose"):
+            envs.make(name)
+    with pytest.raises(ValueError, match="on purpose.*envs.from_grids"):
+        envs.make("MiniGrid-WFC-MazeSimple-v0")
 
 
 @pytest.mark.parity

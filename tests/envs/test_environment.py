@@ -370,7 +370,7 @@ def test_every_family_resets_to_a_board_of_its_size(name, monkeypatch):
     env, params = envs.make(name)
     _, state = jax.eval_shape(env.reset, KEY, params)
     assert state.grid.shape == (env.config.width, env.config.height)
-    assert state.grid.dtype == jnp.int32
+    assert state.grid.dtype == jnp.uint16
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,9 @@ import os
 import pytest
 
 import envs
-from experiments.bench.harness import peer_python
 from experiments.reliability import env_parity
-from experiments.reliability.minigrid_peer import Peer
 
 pytestmark = pytest.mark.parity
-
-
-@pytest.fixture(scope="module")
-def peer():
-    python = peer_python("minigrid")
-    if python is None:
-        pytest.skip("minigrid is not installed; make peers")
-    peer = Peer(python)
-    yield peer
-    peer.close()
 
 
 @pytest.mark.parametrize("name", env_parity.ids())

@@ -19,7 +19,6 @@ PLACES = {
     "front": " in front of you",
     "behind": " behind you",
 }
-OUTSIDE = -3
 TRIES = 10_000
 
 
@@ -134,8 +133,8 @@ def task(
     parts = [one for one in (plan.first, plan.second) if one is not None]
     if plan.joined == "after":
         parts.reverse()
-    place = np.full((*shape, 2), OUTSIDE, np.int32)
-    status = np.full(shape, verifier.ABSENT, np.int32)
+    absent = verifier.pack(*4 * (verifier.NOWHERE,), verifier.ABSENT)
+    member = np.full(shape, absent, np.int32)
     kind, strict = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.int32)
     for a, one in enumerate(parts):
         kind[a], strict[a] = one.kind, one.strict
@@ -146,15 +145,13 @@ def task(
                     f"{len(found)} objects match {what}; slots={shape[2]} must be at "
                     "least as many"
                 )
-            for n, where in enumerate(found):
-                place[a, k, n], status[a, k, n] = where, verifier.LYING
+            for n, (x, y) in enumerate(found):
+                member[a, k, n] = verifier.pack(x, y, x, y, verifier.LYING)
     order = verifier.ONLY
     if plan.second is not None:
         order = verifier.BOTH if plan.joined == "and" else verifier.IN_TURN
     none = np.zeros(shape[0], np.int32)
-    return verifier.Task(
-        kind, strict, np.int32(order), place, place.copy(), status, none, none.copy()
-    )
+    return verifier.Task(kind, strict, np.int32(order), member, none, none.copy())
 
 
 def generator(

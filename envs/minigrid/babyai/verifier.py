@@ -12,6 +12,7 @@ Source: Farama-Foundation/Minigrid, envs/babyai/core/verifier.py.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,21 @@ ABSENT, LYING, CARRIED, GONE = range(4)
 NOTHING, OTHER, MEMBER = range(3)
 
 
+NOWHERE = 63  # both coordinates of what is carried, or not there
+
+
+def pack(x: Any, y: Any, known_x: Any, known_y: Any, status: Any) -> Any:
+    """One integer per object: where it is, where the instruction takes it to be, and
+    its status. A fifth of the state, which every reset reads and writes."""
+    return x | y << 6 | known_x << 12 | known_y << 18 | status << 24
+
+
+def unpack(member: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """The arguments of `pack`."""
+    x, y, known_x, known_y = (member >> shift & 63 for shift in (0, 6, 12, 18))
+    return x, y, known_x, known_y, member >> 24
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -34,9 +50,7 @@ class Task:
     kind: Leaf  # int32 [A], GO_TO ... PUT_NEXT
     strict: Leaf  # int32 [A], 1: doing it to something else ends the episode
     order: Leaf  # int32, ONLY the first, IN_TURN, or BOTH in any order
-    place: Leaf  # int32 [A, K, N, 2], where the objects are
-    known: Leaf  # int32 [A, K, N, 2], where the instruction takes them to be
-    status: Leaf  # int32 [A, K, N], ABSENT (padding), LYING, CARRIED, GONE
+    member: Leaf  # int32 [A, K, N], the objects, see `pack`
     earlier: Leaf  # int32 [A], in hand when last verified: NOTHING, OTHER, MEMBER
     done: Leaf  # int32 [A]
 
@@ -69,34 +83,36 @@ def after_step(taken: family.Transition, outcome, config) -> family.Outcome:
 def _follow(taken: family.Transition) -> Task:
     """The task with its objects where the step has put them."""
     before, after, task = taken.before, taken.after, taken.after.task
-    front = jnp.stack(step.front(after))
+    fx, fy = step.front(after)
+    x, y, known_x, known_y, status = unpack(task.member)
     had, has = before.carrying != cells.EMPTY_CELL, after.carrying != cells.EMPTY_CELL
-    touched = (task.status == LYING) & _at(task.place, front)
-    carried = task.status == CARRIED
-    ahead = step.look(before.grid, front[0], front[1])
+    touched = (status == LYING) & (x == fx) & (y == fy)
+    ahead = step.look(before.grid, fx, fy)
     box_opened = (taken.action == step.TOGGLE) & (cells.kind(ahead) == cells.BOX)
 
-    picked, dropped = touched & ~had & has, carried & had & ~has
-    status = jnp.where(picked, CARRIED, jnp.where(dropped, LYING, task.status))
+    picked, dropped = touched & ~had & has, (status == CARRIED) & had & ~has
+    status = jnp.where(picked, CARRIED, jnp.where(dropped, LYING, status))
     status = jnp.where(touched & box_opened, GONE, status)
-    place = jnp.where(picked[..., None], -1, task.place)
-    place = jnp.where(dropped[..., None], front.reshape(1, 1, 1, 2), place)
-    known = jnp.where(taken.action == step.DROP, place, task.known)
-    return dataclasses.replace(task, place=place, known=known, status=status)
+    x = jnp.where(picked, NOWHERE, jnp.where(dropped, fx, x))
+    y = jnp.where(picked, NOWHERE, jnp.where(dropped, fy, y))
+    told = taken.action == step.DROP
+    known_x, known_y = jnp.where(told, x, known_x), jnp.where(told, y, known_y)
+    return dataclasses.replace(task, member=pack(x, y, known_x, known_y, status))
 
 
 def _verify(taken: family.Transition, task: Task):
     """Whether each simple instruction succeeds or fails now, and what it sees held."""
     after, action = taken.after, taken.action
-    front = jnp.stack(step.front(after))
-    ahead = step.look(after.grid, front[0], front[1])
-    of_set = (task.status[:, 0] == CARRIED).any(-1)
+    fx, fy = step.front(after)
+    ahead = step.look(after.grid, fx, fy)
+    x, y, known_x, known_y, status = unpack(task.member[:, 0])
+    of_set = (status == CARRIED).any(-1)
     held = jnp.where(of_set, MEMBER, OTHER)
     held = jnp.where(after.carrying == cells.EMPTY_CELL, NOTHING, held)
 
-    is_there = _at(task.known[:, 0], front).any(-1)
+    is_there = ((known_x == fx) & (known_y == fy)).any(-1)
     a_door = (action == step.TOGGLE) & (cells.kind(ahead) == cells.DOOR)
-    the_door = a_door & _at(task.place[:, 0], front).any(-1)
+    the_door = a_door & ((x == fx) & (y == fy)).any(-1)
     takes = (action == step.PICKUP) & (task.earlier == NOTHING)
     succeeds = jnp.select(
         [task.kind == GO_TO, task.kind == OPEN, task.kind == PICK_UP],
@@ -105,7 +121,7 @@ def _verify(taken: family.Transition, task: Task):
             the_door & cells.is_door(ahead, cells.OPEN),
             takes & (held == MEMBER),
         ],
-        _put_next(taken, task, front),
+        _put_next(taken, task, fx, fy),
     )
     fails = jnp.select(
         [task.kind == GO_TO, task.kind == OPEN, task.kind == PICK_UP],
@@ -115,14 +131,11 @@ def _verify(taken: family.Transition, task: Task):
     return succeeds, fails & (task.strict == 1), held.astype(jnp.int32)
 
 
-def _put_next(taken: family.Transition, task: Task, front) -> Bool[Array, "A"]:
-    if task.place.shape[1] == 1:
+def _put_next(taken: family.Transition, task: Task, fx, fy) -> Bool[Array, "A"]:
+    if task.member.shape[1] == 1:
         return jnp.zeros(task.kind.shape, bool)
     dropped = (taken.action == step.DROP) & (taken.after.carrying == cells.EMPTY_CELL)
-    apart = jnp.abs(task.known[:, 1] - front.reshape(1, 1, 2)).sum(-1)
-    # Padding lies two cells outside the corner, next to nothing on the board.
+    _, _, x, y, _ = unpack(task.member[:, 1])
+    # Nowhere is next to nothing on the board.
+    apart = jnp.abs(x - fx) + jnp.abs(y - fy)
     return dropped & (task.earlier == MEMBER) & (apart == 1).any(-1)
-
-
-def _at(places, front):
-    return (places == front.reshape((1,) * (places.ndim - 1) + (2,))).all(-1)
