@@ -1,5 +1,5 @@
 """Parts of networks as pure functions."""
 
-from jaxlab.layers import rope
+from jaxlab.layers import norm, rope
 
-__all__ = ["rope"]
+__all__ = ["norm", "rope"]

@@ -4,7 +4,8 @@ Shapes: `B` batch, `T` prompt, `V` vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxlab.models.attention import Attention, Dense
 from jaxlab.models.config import DecoderConfig
 from jaxlab.models.decoder import prefill, step
 
-__all__ = ["Generated", "generate", "sample"]
+__all__ = ["Generated", "generate", "sample", "write"]
 
 
 class Generated(NamedTuple):
@@ -76,39 +77,66 @@ def generate(
         )
     if key is None and (top_k is not None or top_p is not None):
         raise ValueError(f"top_k={top_k} and top_p={top_p} need a key to draw with")
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else eos
     own = {"attention": attention, "attention_params": attention_params}
+    start = functools.partial(
+        prefill, params, config, tokens, max_len=max_len, mask=mask, **own
+    )
+    choose = functools.partial(
+        sample, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    return write(
+        start,
+        functools.partial(step, params, config, **own),
+        max_new_tokens,
+        choose=None
+        if key is None
+        else lambda i, x: choose(jax.random.fold_in(key, i), x),
+        eos=eos,
+        pad=pad,
+    )
 
-    def choose(logits, i):
-        if key is None:
-            return jnp.argmax(logits, -1).astype(jnp.int32)
-        return sample(
-            jax.random.fold_in(key, i), logits, temperature, top_k=top_k, top_p=top_p
-        )
+
+def write(
+    start: Callable[[], Any],
+    step: Callable[..., Any],
+    max_new_tokens: int,
+    *,
+    choose: Callable[..., Array] | None = None,
+    eos: int | tuple[int, ...] | None = None,
+    pad: int = 0,
+) -> Generated:
+    """The loop behind `generate`, for any model.
+
+    Args:
+      start: `() -> (cache, logits)` reads the prompts.
+      step: `(cache, token) -> (cache, logits)`.
+      max_new_tokens, eos, pad: as in `generate`.
+      choose: `(i, logits) -> token`; None takes the likeliest.
+    """
+    ends = () if eos is None else (eos,) if isinstance(eos, int) else eos
 
     def ongoing(carry):
         i, _, _, done, _ = carry
         return (i < max_new_tokens) & ~done.all()
 
-    def write(carry):
+    def body(carry):
         i, cache, logits, done, out = carry
-        token = jnp.where(done, pad, choose(logits, i))
+        token = jnp.argmax(logits, -1) if choose is None else choose(i, logits)
+        token = jnp.where(done, pad, token.astype(jnp.int32))
         out = jax.lax.dynamic_update_index_in_dim(out, token, i, axis=1)
         for end in ends:
             done = done | (token == end)
-        cache, logits = step(params, config, cache, token, **own)
+        cache, logits = step(cache, token)
         return i + 1, cache, logits, done, out
 
-    batch = tokens.shape[0]
+    cache, logits = start()
+    batch = logits.shape[0]
     if not max_new_tokens:
         none = jnp.zeros((batch, 0), jnp.int32)
         return Generated(none, jnp.zeros(batch, jnp.int32))
-    cache, logits = prefill(params, config, tokens, max_len=max_len, mask=mask, **own)
-    start = (
-        jnp.int32(0), cache, logits, jnp.zeros(batch, bool),
-        jnp.full((batch, max_new_tokens), pad, jnp.int32),
-    )  # fmt: skip
-    written = jax.lax.while_loop(ongoing, write, start)[-1]
+    out = jnp.full((batch, max_new_tokens), pad, jnp.int32)
+    carry = (jnp.int32(0), cache, logits, jnp.zeros(batch, bool), out)
+    written = jax.lax.while_loop(ongoing, body, carry)[-1]
     return Generated(written, _lengths(written, ends))
 
 
