@@ -7,7 +7,7 @@
 A module per variant: `attend` for whole sequences, `step` for one token, `init_state`.
 """
 
-from jaxlab.attention import gated_delta, gla, linear, ssd, zeros
+from jaxlab.attention import gated_delta, gla, linear, softmax, ssd, zeros
 from jaxlab.attention.memory import Memory
 from jaxlab.attention.registry import Mixer, get, names, register
 
@@ -20,6 +20,7 @@ __all__ = [
     "linear",
     "names",
     "register",
+    "softmax",
     "ssd",
     "zeros",
 ]

@@ -5,6 +5,7 @@ logits = models.forward(params, config, tokens)
 new = models.generate(params, config, tokens, 64).tokens
 """
 
+from jaxlab.models import lm, training
 from jaxlab.models.attention import (
     KV,
     Attended,
@@ -18,6 +19,7 @@ from jaxlab.models.config import DecoderConfig
 from jaxlab.models.decoder import Cache, forward, init, prefill, stack_layers, step
 from jaxlab.models.generation import Generated, generate, sample
 from jaxlab.models.hf import Model, load, parse_config
+from jaxlab.models.lm_config import LMConfig
 from jaxlab.models.sharding import Sharded, cache_shardings, param_shardings
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Dense",
     "Generated",
     "Heads",
+    "LMConfig",
     "Layer",
     "Model",
     "Sharded",
@@ -37,6 +40,7 @@ __all__ = [
     "forward",
     "generate",
     "init",
+    "lm",
     "load",
     "param_shardings",
     "parse_config",
@@ -44,4 +48,5 @@ __all__ = [
     "sample",
     "stack_layers",
     "step",
+    "training",
 ]
