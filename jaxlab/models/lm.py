@@ -354,7 +354,7 @@ def _mix(p, h, index, state, c: LMConfig, tables, ids, how, canon, single):
         q, k = (rope.rotate(y, *tables) for y in (q, k))
     before = None if state is None else state["gates"]
     gates, after = wired.gates(p.get("gates", {}), h, before, ids)
-    options = dict(c.mixer_options)
+    options: dict[str, Any] = {x: y for own, x, y in c.mixer_options if own == name}
     if state is None:
         options |= {} if ids is None else {"segment_ids": ids}
         o = mixer.attend(q, k, v, **gates, **options, implementation=how)

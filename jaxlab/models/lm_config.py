@@ -20,7 +20,8 @@ class LMConfig:
         `n_heads`, `head_dim` None means `d_model / n_heads`.
       mixer: a name of `jaxlab.attention`, or one per block. `"f"` is a block of its
         feedforward alone; where there is one, the other blocks have none.
-      mixer_options: fixed arguments of the mixers, as `(("window", 64),)`.
+      mixer_options: fixed arguments of `attend` and `step`, each with the name of its
+        mixer, as `(("softmax", "window", 64),)`.
       ffn: feedforward of a block; None for none.
       d_ff: its width, default `4 * d_model`.
       pos: "rope" for `softmax`, `linear`, `linear_identity`, `zeros` and mixers that
@@ -51,7 +52,7 @@ class LMConfig:
     n_kv_heads: int | None = None
     head_dim: int | None = None
     mixer: str | tuple[str, ...] = "softmax"
-    mixer_options: tuple[tuple[str, int | float], ...] = ()
+    mixer_options: tuple[tuple[str, str, int | float | str | bool], ...] = ()
     ffn: Literal["swiglu", "gelu", "relu2"] | None = "swiglu"
     d_ff: int | None = None
     pos: Literal["rope", "nope", "rope_partial"] = "rope"
@@ -68,6 +69,12 @@ class LMConfig:
     n_out: int | None = None
 
     def __post_init__(self):
+        for entry in self.mixer_options:
+            if len(entry) != 3 or entry[0] not in self.mixers:
+                raise ValueError(
+                    f"mixer_options entry {entry} must be (mixer, argument, value), "
+                    f"with a mixer of {self.mixer!r}"
+                )
         for name in ("vocab", "d_model", "n_layers", "n_heads", "canon_width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

@@ -18,8 +18,8 @@ from jaxlab.models.lm_config import LMConfig
 
 __all__ = ["OptimiserConfig", "State", "init", "loss", "optimiser", "train_step"]
 
-# Not decayed even where they have two axes: convolutions, and what sets a decay.
-_NO_DECAY = ("canon_a", "canon_b", "canon_c", "canon_d", "gates")
+# Not decayed even where they have two axes: convolutions, gates, biases of heads.
+_NO_DECAY = ("canon_a", "canon_b", "canon_c", "canon_d", "gates", "b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

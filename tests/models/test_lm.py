@@ -109,6 +109,36 @@ def test_chunked_is_the_recurrence(mixer, tokens):
     np.testing.assert_allclose(got, forward(params, config, tokens, **how), atol=2e-5)
 
 
+def test_options_reach_their_mixer_alone(tokens):
+    narrow = LMConfig(
+        **SMALL | dict(n_layers=2, mixer=("softmax", "gla"), pos="nope"),
+        mixer_options=(("softmax", "window", 2),),
+    )  # fmt: skip
+    check_forms(narrow, tokens)
+    wide = dataclasses.replace(narrow, mixer_options=())
+    params = model(narrow)
+    change = forward(params, narrow, tokens, **how) - forward(
+        params, wide, tokens, **how
+    )
+    np.testing.assert_allclose(change[:, :2], 0, atol=1e-5)
+    assert np.abs(change[:, 2:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_halves_go_through_every_mixer(mixer):
+    config = LMConfig(**SMALL, mixer=mixer, canon="ABCD")
+    params = jax.eval_shape(lambda: lm.init(jax.random.key(0), config, jnp.bfloat16))
+    tokens = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+
+    def run(params, tokens):
+        cache, _ = lm.prefill(params, config, tokens, max_len=5)
+        return lm.step(params, config, cache, tokens[:, 0])
+
+    cache, logits = jax.eval_shape(run, params, tokens)
+    assert logits.dtype == jnp.float32
+    assert cache.length.dtype == jnp.int32
+
+
 def test_stacked_blocks_are_a_list_of_blocks(tokens):
     config = LMConfig(**SMALL | dict(n_layers=3, mixer="gated_delta", canon="A"))
     params = model(config)
@@ -221,6 +251,7 @@ def test_a_mixer_of_your_own_plugs_in(tokens):
         (dict(ffn=None, canon="C"), "need a feedforward"),
         (dict(d_model=0), "d_model=0 must be at least 1"),
         (dict(ffn="glu"), "ffn='glu' must be one of"),
+        (dict(mixer_options=(("gla", "chunk", 8),)), "with a mixer of 'softmax'"),
     ],
 )
 @pytest.mark.usefixtures("untyped")
