@@ -172,9 +172,6 @@ def step(
     return Cache(states, cache.length + 1), _logits(params, config, x[:, 0])
 
 
-@functools.partial(
-    jax.jit, static_argnames=("config", "max_new_tokens", "top_k", "eos", "pad")
-)
 def generate(
     params: PyTree,
     config: LMConfig,
@@ -185,25 +182,30 @@ def generate(
     temperature: Float[Array, ""] | float = 1.0,
     top_k: int | None = None,
     top_p: Float[Array, ""] | float | None = None,
-    eos: int | tuple[int, ...] | None = None,
+    eos: Any = None,
     pad: int = 0,
 ) -> Generated:
     """Continue prompts of one length; as `models.generate`."""
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must not be negative")
-    start = functools.partial(
-        prefill, params, config, tokens, max_len=tokens.shape[1] + max_new_tokens
-    )
-    draw = functools.partial(
-        generation.sample, temperature=temperature, top_k=top_k, top_p=top_p
-    )
+    generation.check_tokens(tokens)
+    generation.check_numbers(key, max_new_tokens, temperature, top_k, top_p)
+    return _generate(
+        params, tokens, key, temperature, top_p, config=config, top_k=top_k,
+        max_new_tokens=max_new_tokens, eos=generation.ends(eos), pad=pad,
+    )  # fmt: skip
+
+
+@functools.partial(
+    jax.jit, static_argnames=("config", "max_new_tokens", "top_k", "eos", "pad")
+)
+def _generate(
+    params, tokens, key, temperature, top_p, *, config, max_new_tokens, top_k, eos, pad
+):
+    slots = tokens.shape[1] + max_new_tokens
     return generation.write(
-        start,
+        lambda: prefill(params, config, tokens, max_len=slots),
         functools.partial(step, params, config),
         max_new_tokens,
-        choose=None
-        if key is None
-        else lambda i, x: draw(jax.random.fold_in(key, i), x),
+        choose=generation.drawer(key, temperature, top_k, top_p),
         eos=eos,
         pad=pad,
     )
@@ -437,11 +439,7 @@ def _taps(key, c: LMConfig, width: int):
 
 
 def _check(config: LMConfig, tokens, params) -> None:
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(
-            f"tokens must be integers [batch, time]; got {tokens.dtype} of shape "
-            f"{tokens.shape}"
-        )
+    generation.check_tokens(tokens)
     layers = params["layers"]
     found = {len(layers)}
     if isinstance(layers, dict):
