@@ -27,6 +27,7 @@ _BUILT_IN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "gla": ("gla", ("g",), {}),
     "linear": ("linear", (), {}),
     "linear_identity": ("linear", (), {"feature_map": "identity"}),
+    "softmax": ("softmax", (), {}),
     "ssd": ("ssd", ("dt", "a"), {}),
     "zeros": ("zeros", ("logits", "gates"), {}),
 }

@@ -1,5 +1,5 @@
 """Parts of networks as pure functions."""
 
-from jaxlab.layers import rope
+from jaxlab.layers import norm, residual, rope, weight_norm
 
-__all__ = ["rope"]
+__all__ = ["norm", "residual", "rope", "weight_norm"]

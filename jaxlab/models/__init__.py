@@ -5,6 +5,7 @@ logits = models.forward(params, config, tokens)
 new = models.generate(params, config, tokens, 64).tokens
 """
 
+from jaxlab.models import lm, training
 from jaxlab.models.attention import (
     KV,
     Attended,
@@ -18,6 +19,7 @@ from jaxlab.models.config import DecoderConfig
 from jaxlab.models.decoder import Cache, forward, init, prefill, stack_layers, step
 from jaxlab.models.generation import Generated, generate, sample
 from jaxlab.models.hf import Model, load, parse_config
+from jaxlab.models.lm_config import LMConfig
 from jaxlab.models.seer import Seer, SeerCache, SeerDistill
 from jaxlab.models.sharding import Sharded, cache_shardings, param_shardings
 
@@ -30,6 +32,7 @@ __all__ = [
     "Dense",
     "Generated",
     "Heads",
+    "LMConfig",
     "Layer",
     "Model",
     "Seer",
@@ -41,6 +44,7 @@ __all__ = [
     "forward",
     "generate",
     "init",
+    "lm",
     "load",
     "param_shardings",
     "parse_config",
@@ -48,4 +52,5 @@ __all__ = [
     "sample",
     "stack_layers",
     "step",
+    "training",
 ]

@@ -201,7 +201,7 @@ class Streaming:
         return _step(self, heads, cache, self.window, self.sink_tokens)
 
 
-def _attend(attention: Dense | Streaming, heads: Heads, window, sink_tokens):
+def _attend(attention: Dense | Streaming, heads: Heads, window, sink_tokens) -> Any:
     return kp.flash_attention(
         heads.q, heads.k, heads.v, causal=True, window=window, sink_tokens=sink_tokens,
         kv_len=heads.lengths, q_segment_ids=heads.segment_ids,
@@ -211,15 +211,14 @@ def _attend(attention: Dense | Streaming, heads: Heads, window, sink_tokens):
 
 def _step(attention: Dense | Streaming, heads: Heads, cache: KV, window, sink_tokens):
     cache = cache.append(heads.k, heads.v, heads.positions)
+    kv_len, how = heads.positions + 1, attention.implementation
     if window is None:
-        out = kp.decode_attention(
-            heads.q, cache.k, cache.v, kv_len=heads.positions + 1,
-            implementation=attention.implementation,
-        )  # fmt: skip
-    else:
-        out = kp.flash_attention(
-            heads.q[:, None], cache.k, cache.v, positions=heads.positions[:, None],
-            window=window, sink_tokens=sink_tokens, kv_len=heads.positions + 1,
-            implementation=attention.implementation,
-        )[:, 0]  # fmt: skip
-    return Attended(out, cache)
+        out: Any = kp.decode_attention(
+            heads.q, cache.k, cache.v, kv_len=kv_len, implementation=how
+        )
+        return Attended(out, cache)
+    out = kp.flash_attention(
+        heads.q[:, None], cache.k, cache.v, positions=heads.positions[:, None],
+        window=window, sink_tokens=sink_tokens, kv_len=kv_len, implementation=how,
+    )  # fmt: skip
+    return Attended(out[:, 0], cache)

@@ -19,9 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from jaxlab.layers import rope
+from jaxlab.layers.norm import rms_norm
 from jaxlab.models.attention import Attended, Attention, Dense, Heads, Layer
 from jaxlab.models.config import DecoderConfig
 from kernels_pallas.tiles import accumulator
@@ -43,7 +44,7 @@ class Cache:
 
 
 def init(key: PRNGKeyArray, config: DecoderConfig, dtype=jnp.float32) -> PyTree:
-    """Random parameters: N(0, 0.02^2), those that write to the stream over `sqrt(2 L)`."""
+    """Random parameters: N(0, 0.02^2), and `1 / sqrt(2 L)` of that for o and down."""
     c, deep = config, (2 * config.n_layers) ** -0.5
     shapes = {
         "q": (c.d_model, c.n_heads, c.head_dim),
@@ -101,7 +102,7 @@ def forward(
     remat: bool = False,
     sharding: jax.sharding.Sharding | None = None,
     return_aux: bool = False,
-):
+) -> Any:
     """Logits of the next token after every token.
 
     Args:
@@ -109,8 +110,8 @@ def forward(
         softmax and sums of products are float32 (float64).
       config: static.
       tokens: ids.
-      mask: False, or 0, marks padding, on the left, on the right or in between: it has no
-        position, is seen by nobody, and its own logits mean nothing.
+      mask: False, or 0, marks padding, on the left, on the right or in between: it has
+        no position, is seen by nobody, and its own logits mean nothing.
       segment_ids: sequences packed into one row, each with positions of its own; not
         together with `mask`.
       attention: how tokens see each other; static and hashable.
@@ -162,7 +163,7 @@ def prefill(
     attention: Attention = Dense(),  # noqa: B008 (frozen)
     attention_params: PyTree = None,
     return_aux: bool = False,
-):
+) -> Any:
     """Read a batch of prompts.
 
     One program serves prompts of every length: pad them to a common T, on either side,
@@ -174,7 +175,7 @@ def prefill(
 
     Returns:
       `(cache, logits [B, V])`, the logits of the token after the prompt; with
-      `return_aux` also the list of `aux` per layer. A row without tokens has NaN logits.
+      `return_aux` also the list of `aux` per layer. A row without tokens gets NaN.
     """
     _check(params, config, tokens, mask, attention_params)
     if not 1 <= tokens.shape[1] <= max_len:
@@ -215,7 +216,7 @@ def step(
     attention: Attention = Dense(),  # noqa: B008 (frozen)
     attention_params: PyTree = None,
     return_aux: bool = False,
-):
+) -> Any:
     """Append one token to every row: `(cache, logits [B, V])`, as `prefill`.
 
     A row whose cache is full keeps it and gets NaN logits.
@@ -306,8 +307,8 @@ def _heads(p, config: DecoderConfig, x, tables, positions, lengths, segment_ids)
     if config.qk_norm:
         q = rms_norm(q, p["q_norm"], config.norm_eps)
         k = rms_norm(k, p["k_norm"], config.norm_eps)
-    turned = (rope.rotate(y, *tables) for y in (q, k))
-    return Heads(*turned, v, q, k, positions, lengths, segment_ids)
+    turned, key = (rope.rotate(y, *tables) for y in (q, k))
+    return Heads(turned, key, v, q, k, positions, lengths, segment_ids)
 
 
 def _finish(p, config: DecoderConfig, x, attended):
@@ -326,13 +327,6 @@ def _logits(params, config: DecoderConfig, x):
             "...d,vd->...v", x, params["embed"], preferred_element_type=wide
         )
     return jnp.einsum("...d,dv->...v", x, params["head"], preferred_element_type=wide)
-
-
-def rms_norm(x: Float[Array, "*B D"], weight: Float[Array, "D"], eps: float):
-    """`x / sqrt(mean(x^2) + eps) * weight`, in float32 (float64) inside."""
-    wide = x.astype(accumulator(x.dtype))
-    unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
-    return unit.astype(x.dtype) * weight.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _project(x, p, expression: str):

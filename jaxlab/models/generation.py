@@ -4,17 +4,19 @@ Shapes: `B` batch, `T` prompt, `V` vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxlab.models.attention import Attention, Dense
 from jaxlab.models.config import DecoderConfig
 from jaxlab.models.decoder import prefill, step
 
-__all__ = ["Generated", "generate", "sample"]
+__all__ = ["Generated", "generate", "sample", "write"]
 
 
 class Generated(NamedTuple):
@@ -27,12 +29,6 @@ class Generated(NamedTuple):
     lengths: Int[Array, "B"]
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "config", "max_new_tokens", "top_k", "eos", "pad", "max_len", "attention",
-    ),
-)  # fmt: skip
 def generate(
     params: PyTree,
     config: DecoderConfig,
@@ -44,7 +40,7 @@ def generate(
     top_k: int | None = None,
     top_p: Float[Array, ""] | float | None = None,
     mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
-    eos: int | tuple[int, ...] | None = None,
+    eos: Any = None,
     pad: int = 0,
     max_len: int | None = None,
     attention: Attention = Dense(),  # noqa: B008 (frozen)
@@ -57,7 +53,7 @@ def generate(
       max_new_tokens: the most to write; static.
       key: to draw with; None always takes the likeliest token.
       temperature, top_k, top_p: see `sample`; without a key they have no meaning.
-      eos: token or tokens that end a row; all rows ended ends the loop.
+      eos: token or tokens (any sequence) that end a row; all ended ends the loop.
       pad: written behind the end of a row.
       max_len: size of the cache, default `T + max_new_tokens`.
       attention, attention_params: as in `forward`.
@@ -65,8 +61,8 @@ def generate(
     Raises:
       ValueError: on arguments that do not fit, by name.
     """
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must not be negative")
+    check_numbers(key, max_new_tokens, temperature, top_k, top_p)
+    check_tokens(tokens)
     needed = tokens.shape[1] + max_new_tokens
     max_len = needed if max_len is None else max_len
     if max_len < needed:
@@ -74,42 +70,121 @@ def generate(
             f"max_len={max_len} must hold the {tokens.shape[1]} tokens of the prompt "
             f"and max_new_tokens={max_new_tokens}"
         )
+    return _generate(
+        params, tokens, key, temperature, top_p, mask, attention_params, config=config,
+        max_new_tokens=max_new_tokens, top_k=top_k, eos=ends(eos), pad=pad,
+        max_len=max_len, attention=attention,
+    )  # fmt: skip
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "config", "max_new_tokens", "top_k", "eos", "pad", "max_len", "attention",
+    ),
+)  # fmt: skip
+def _generate(
+    params, tokens, key, temperature, top_p, mask, own, *, config, max_new_tokens,
+    top_k, eos, pad, max_len, attention,
+):  # fmt: skip
+    hook = {"attention": attention, "attention_params": own}
+    return write(
+        lambda: prefill(params, config, tokens, max_len=max_len, mask=mask, **hook),
+        functools.partial(step, params, config, **hook),
+        max_new_tokens,
+        choose=drawer(key, temperature, top_k, top_p),
+        eos=eos,
+        pad=pad,
+    )
+
+
+def drawer(key, temperature, top_k, top_p) -> Callable[..., Array] | None:
+    """`choose` of `write`: draws from keys of its own for every place."""
+    if key is None:
+        return None
+
+    def choose(i, logits):
+        own = jax.random.fold_in(key, i)
+        return sample(own, logits, temperature, top_k=top_k, top_p=top_p)
+
+    return choose
+
+
+def ends(eos) -> tuple[int, ...]:
+    """One token, several, or none, hashable."""
+    return () if eos is None else tuple(int(x) for x in np.atleast_1d(eos))
+
+
+def check_tokens(tokens) -> None:
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(
+            f"tokens must be integers [batch, time]; got {tokens.dtype} of shape "
+            f"{tokens.shape}"
+        )
+
+
+def check_numbers(key, max_new_tokens, temperature, top_k, top_p) -> None:
+    """Before a jit hides the values of numbers.
+
+    Raises:
+      ValueError: by name.
+    """
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must not be negative")
     if key is None and (top_k is not None or top_p is not None):
         raise ValueError(f"top_k={top_k} and top_p={top_p} need a key to draw with")
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else eos
-    own = {"attention": attention, "attention_params": attention_params}
-
-    def choose(logits, i):
-        if key is None:
-            return jnp.argmax(logits, -1).astype(jnp.int32)
-        return sample(
-            jax.random.fold_in(key, i), logits, temperature, top_k=top_k, top_p=top_p
+    if isinstance(temperature, int | float) and not temperature > 0:
+        raise ValueError(
+            f"temperature={temperature} must be positive; for the likeliest token "
+            "pass no key"
         )
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1, or None")
+    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be in (0, 1], or None")
+
+
+def write(
+    start: Callable[[], Any],
+    step: Callable[..., Any],
+    max_new_tokens: int,
+    *,
+    choose: Callable[..., Array] | None = None,
+    eos: tuple[int, ...] = (),
+    pad: int = 0,
+) -> Generated:
+    """The loop behind `generate`, for any model.
+
+    Args:
+      start: `() -> (cache, logits)` reads the prompts.
+      step: `(cache, token) -> (cache, logits)`.
+      max_new_tokens, pad: as in `generate`; eos: its tokens.
+      choose: `(i, logits) -> token`; None takes the likeliest.
+    """
 
     def ongoing(carry):
         i, _, _, done, _ = carry
         return (i < max_new_tokens) & ~done.all()
 
-    def write(carry):
+    def body(carry):
         i, cache, logits, done, out = carry
-        token = jnp.where(done, pad, choose(logits, i))
+        token = jnp.argmax(logits, -1) if choose is None else choose(i, logits)
+        token = jnp.where(done, pad, token.astype(jnp.int32))
         out = jax.lax.dynamic_update_index_in_dim(out, token, i, axis=1)
-        for end in ends:
+        for end in eos:
             done = done | (token == end)
-        cache, logits = step(params, config, cache, token, **own)
+        cache, logits = step(cache, token)
         return i + 1, cache, logits, done, out
 
-    batch = tokens.shape[0]
+    cache, logits = start()
+    batch = logits.shape[0]
     if not max_new_tokens:
         none = jnp.zeros((batch, 0), jnp.int32)
         return Generated(none, jnp.zeros(batch, jnp.int32))
-    cache, logits = prefill(params, config, tokens, max_len=max_len, mask=mask, **own)
-    start = (
-        jnp.int32(0), cache, logits, jnp.zeros(batch, bool),
-        jnp.full((batch, max_new_tokens), pad, jnp.int32),
-    )  # fmt: skip
-    written = jax.lax.while_loop(ongoing, write, start)[-1]
-    return Generated(written, _lengths(written, ends))
+    out = jnp.full((batch, max_new_tokens), pad, jnp.int32)
+    carry = (jnp.int32(0), cache, logits, jnp.zeros(batch, bool), out)
+    written = jax.lax.while_loop(ongoing, body, carry)[-1]
+    return Generated(written, _lengths(written, eos))
 
 
 def sample(
@@ -133,15 +208,7 @@ def sample(
     Raises:
       ValueError: if a number is out of range.
     """
-    if isinstance(temperature, int | float) and not temperature > 0:
-        raise ValueError(
-            f"temperature={temperature} must be positive; for the likeliest token "
-            "pass no key"
-        )
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} must be at least 1, or None")
-    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} must be in (0, 1], or None")
+    check_numbers(key, 0, temperature, top_k, top_p)
     logits = logits / jnp.asarray(temperature, logits.dtype)
     if top_k is None and top_p is None:
         return jax.random.categorical(key, logits).astype(jnp.int32)

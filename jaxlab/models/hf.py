@@ -270,6 +270,9 @@ def _open(folder: pathlib.Path) -> dict[str, Tensors]:
     single, index = (
         folder / name for name in ("model.safetensors", "model.safetensors.index.json")
     )
+    if single.is_file():
+        opened = Tensors(single)
+        return dict.fromkeys(opened.names(), opened)
     if index.is_file():
         homes = _read_json(index).get("weight_map")
         if not isinstance(homes, dict):
@@ -288,9 +291,6 @@ def _open(folder: pathlib.Path) -> dict[str, Tensors]:
                 f"{_some(lost)}"
             )
         return {name: opened[home] for name, home in homes.items()}
-    if single.is_file():
-        opened = Tensors(single)
-        return dict.fromkeys(opened.names(), opened)
     pickled = [x.name for kind in ("*.bin", "*.pt", "*.pth") for x in folder.glob(kind)]
     if pickled:
         raise ValueError(

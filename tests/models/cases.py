@@ -42,12 +42,11 @@ def small(**changes):
             **changes,
         }
     )  # fmt: skip
-    params = models.init(jax.random.key(0), config)
-    key = jax.random.key(1)
+    params = jax.jit(models.init, static_argnums=1)(jax.random.key(0), config)
+    rng = np.random.default_rng(0)
     # Away from the nearly linear beginning, so that every part matters.
     noisy = jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(jax.random.fold_in(key, x.size), x.shape),
-        params,
+        lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params
     )
     return noisy, config
 

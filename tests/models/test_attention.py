@@ -128,8 +128,8 @@ def test_a_function_serves_the_prompt_and_dense_attention_the_rest(tokens):
     _, dense = step(params, config, cache, tokens[:, 12], attention=attention)
     _, narrow = step(params, config, cache, tokens[:, 12], attention=streaming)
     assert np.abs(dense - narrow).max() > 0.01
+    windowed = dataclasses.replace(config, windows=(3, 3))
     with pytest.raises(ValueError, match="sees one whole sequence per row"):
-        windowed = dataclasses.replace(config, windows=(3, 3))
         models.forward(params, windowed, tokens, attention=attention)
 
 

@@ -167,12 +167,12 @@ def test_gradients_are_slopes(tokens):
             lambda x: jax.random.normal(jax.random.key(x.size), x.shape, x.dtype),
             params,
         )
-        _, slope = jax.jvp(lambda e: of(jax.tree.map(lambda p, w: p + e * w, params, way)),
-                           (0.0,), (1.0,))  # fmt: skip
-        low, high = (
-            of(jax.tree.map(lambda p, w, e=e: p + e * w, params, way))
-            for e in (-1e-6, 1e-6)
-        )
+
+        def along(e):
+            return of(jax.tree.map(lambda p, w: p + e * w, params, way))
+
+        _, slope = jax.jvp(along, (0.0,), (1.0,))
+        low, high = along(-1e-6), along(1e-6)
         np.testing.assert_allclose(slope, (high - low) / 2e-6, rtol=1e-6)
 
 
@@ -215,9 +215,9 @@ def test_axes_that_do_not_divide_stay_whole():
     assert where["layers"][0]["q"]["w"].spec == PartitionSpec("data", None, None)
     assert where["embed"].spec == PartitionSpec("model", "data")
     assert where["layers"][0]["q"]["b"].spec == PartitionSpec(None, None)
+    explicit = (jax.sharding.AxisType.Explicit,)
+    odd = jax.make_mesh((2,), ("model",), axis_types=explicit)
     with pytest.raises(ValueError, match="must be automatic"):
-        explicit = (jax.sharding.AxisType.Explicit,)
-        odd = jax.make_mesh((2,), ("model",), axis_types=explicit)
         models.param_shardings(config, odd)
     other = models.param_shardings(config, devices, fsdp="absent", tensor=None)
     assert all(set(x.spec) <= {None} for x in jax.tree.leaves(other))

@@ -26,7 +26,7 @@ def test_rows_end_at_their_own_end_token(tokens):
     params, config = small()
     free = np.asarray(generate(params, config, tokens[:, :6], 7).tokens)
     end = int(free[0, 2])
-    got = generate(params, config, tokens[:, :6], 7, eos=(end, 999), pad=30)
+    got = generate(params, config, tokens[:, :6], 7, eos=np.array([end, 999]), pad=30)
     for row in range(2):
         stop = np.flatnonzero(free[row] == end)
         length = stop[0] + 1 if stop.size else 7
@@ -97,6 +97,10 @@ def test_mistakes_are_named(tokens):
         run(2, top_k=3)
     logits = jnp.zeros((1, 4))
     key = jax.random.key(0)
+    with pytest.raises(ValueError, match="temperature=0.0 must be positive"):
+        run(2, key=key, temperature=0.0)
+    with pytest.raises(ValueError, match="top_p=0.0 must be in"):
+        run(2, key=key, top_p=0.0)
     with pytest.raises(ValueError, match="temperature=0.0 must be positive"):
         models.sample(key, logits, 0.0)
     with pytest.raises(ValueError, match="top_k=0 must be at least 1"):

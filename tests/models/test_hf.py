@@ -1,4 +1,4 @@
-"""Hugging Face folders: the stored numbers, every form of config, and one-line errors."""
+"""Hugging Face folders: stored numbers, every form of config, one-line errors."""
 
 import json
 
