@@ -67,6 +67,7 @@ class Session:
         self.resumed = resumed
         self._signal: int | None = None
         self._lock: Any = None
+        self._whole: Session | None = None
         self.metrics = Metrics(
             None if directory is None else directory / "metrics.jsonl", sinks
         )
@@ -131,6 +132,21 @@ class Session:
             session.note("no checkpoint was committed yet; starting from the beginning")
         return session
 
+    def part(self, name: str, config: Any) -> "Session":
+        """A session for one part of a longer run, in the sub-folder `name`.
+
+        It is begun, or continued if it is there, and stops when the whole is asked to.
+        It belongs to the caller, who uses it as a context manager.
+        """
+        if self.directory is None:
+            part = Session.null()
+        else:
+            home = self.directory / name
+            known = (home / "config.json").is_file()
+            part = Session.open(home, config, resume=known, quiet=self.quiet)
+        part._whole = self
+        return part
+
     @property
     def stop_requested(self) -> bool:
         """Whether Ctrl-C or SIGTERM asked for an end; poll it between chunks.
@@ -139,7 +155,8 @@ class Session:
           CheckpointError: if a save in the background failed since the last poll.
         """
         self.checkpoints.check()
-        return self._signal is not None
+        whole = self._whole is not None and self._whole.stop_requested
+        return self._signal is not None or whole
 
     @property
     def signal(self) -> int | None:

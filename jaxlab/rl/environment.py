@@ -130,6 +130,28 @@ class NextStep(NamedTuple):
         return shown, after, reward, terminated, truncated, info
 
 
+class Lenient(NamedTuple):
+    """Adapter for environments that rely on JAX's default type promotion.
+
+    gymnax' do. It lets them run where `jax_numpy_dtype_promotion` is "strict" or
+    `jax_numpy_rank_promotion` "raise"; elsewhere it changes nothing.
+    """
+
+    env: Any
+
+    @property
+    def num_actions(self) -> int:
+        return self.env.num_actions
+
+    def reset(self, key, params):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return self.env.reset(key, params)
+
+    def step(self, key, state, action, params):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return self.env.step(key, state, action, params)
+
+
 def time_limit(params: Any) -> int | None:
     """The smallest `max_steps_in_episode` if it is a concrete number, else None."""
     limit = getattr(params, "max_steps_in_episode", None)

@@ -1,7 +1,7 @@
 """Evaluation: exactly one episode, the first, of each environment.
 
-Averaging whatever episodes end in a fixed window favours short ones; the first episode
-of each environment does not.
+Averaging whatever episodes end in a fixed window favours short ones (`window` does it,
+to compare with programs that do); the first episode of each environment does not.
 
 Shapes: `N` episodes.
 """
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from jaxlab.rl import rollout
 from jaxlab.rl.environment import Environment
 
 Policy = Callable[[Array, PRNGKeyArray], Int[Array, "N"]]
@@ -99,6 +100,39 @@ def episodes(
     return jax.lax.while_loop(
         unfinished, advance, (jnp.zeros((), jnp.int32), memory, *start, nothing)
     )[-1]
+
+
+def window(
+    key: PRNGKeyArray,
+    env: Environment,
+    env_params: Any,
+    act: Policy,
+    *,
+    num_envs: int,
+    num_steps: int,
+) -> rollout.Totals:
+    """Sums over the episodes that end within a number of steps, as is often published.
+
+    Args:
+      key: consumed.
+      env: unbatched environment.
+      env_params: its parameters.
+      act: `(obs [N, ...], key) -> actions [N]`, see `greedy`.
+      num_envs: N.
+      num_steps: of each environment.
+    """
+    start_key, act_key, step_key = jax.random.split(key, 3)
+    _, _, played = rollout.collect(
+        step_key,
+        env,
+        env_params,
+        lambda memory, obs, first, key: (memory, act(obs, key), None),
+        rollout.start(start_key, env, env_params, num_envs),
+        (),
+        jax.random.split(act_key, num_steps),
+        slots=0,
+    )
+    return played.totals
 
 
 def greedy(apply: Callable[..., Array], params: PyTree) -> Policy:

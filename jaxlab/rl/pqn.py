@@ -118,7 +118,7 @@ class Metrics(NamedTuple):
 class Batch(NamedTuple):
     """What learning needs: of a rollout `[T, N, ...]`, of a minibatch `[B, ...]`."""
 
-    obs: Array
+    obs: Any  # an array, or what the `take` in use understands
     action: Int[Array, "..."]
     target: Float[Array, "..."]
     valid: Bool[Array, "..."] | None = None  # False: no loss on this row; None: all

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_environments import Lenient
 
-from jaxlab.rl import evaluate, loop, networks, pqn, seeds
+from jaxlab.rl import environment, evaluate, loop, networks, pqn, seeds
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +14,7 @@ def gymnax_environment(name):
     import gymnax
 
     env, params = gymnax.make(name)
-    return Lenient(env), params
+    return environment.Lenient(env), params
 
 
 def trained_returns(name, config, hparams, hidden, num_seeds, max_steps):

@@ -82,21 +82,6 @@ class Clock:
         return obs, state, jnp.ones(()), jnp.zeros((), bool), truncated, info
 
 
-class Lenient:
-    """Runs an environment written for JAX's default promotion under strict rules."""
-
-    def __init__(self, env):
-        self.env, self.num_actions = env, env.num_actions
-
-    def reset(self, key, params):
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return self.env.reset(key, params)
-
-    def step(self, key, state, action, params):
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return self.env.step(key, state, action, params)
-
-
 @dataclasses.dataclass(frozen=True)
 class Recall:
     """A cue is shown once; two steps later the action that repeats it earns 1.
