@@ -300,7 +300,7 @@ PROGRAMS = {"atari": atari, "minigrid": minigrid}
 
 def make_network(config: Config, num_actions: int) -> networks.Network:
     """The encoder for uint8 observations."""
-    shared = {"compute_dtype": config.compute_dtype}
+    shared: dict[str, Any] = {"compute_dtype": config.compute_dtype}
     if config.encoder == "hadamax":
         return networks.from_nnx(
             networks.Hadamax, num_actions, networks.HadamaxConfig(**shared)

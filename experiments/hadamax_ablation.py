@@ -220,10 +220,15 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     )
     print(result.table())
     if session.directory is not None:
-        bars = {name: result.interval(i) for i, name in enumerate(config.variants)}
+        bars = {
+            name: (float(score.estimate), float(score.low), float(score.high))
+            for name, score in zip(
+                config.variants, map(result.interval, range(count)), strict=True
+            )
+        }
         io.plot.bars(
             session.directory / "returns.png",
-            {name: tuple(map(float, interval)) for name, interval in bars.items()},
+            bars,
             ylabel="greedy return",
             title=f"{config.game}, {config.total_steps} steps",
         )
@@ -322,6 +327,7 @@ def judge_one(config: Config, env, env_params, network, params) -> dict[str, Any
     )
     obs = walked.steps.obs[config.judged_steps :]
     obs = obs.reshape(-1, *obs.shape[2:])
+    assert network.features is not None
     health = networks.diagnose(network.features(params, obs))
     return {
         "return": episodes.returns.mean(),

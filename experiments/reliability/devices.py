@@ -11,6 +11,7 @@ import pathlib
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -97,8 +98,7 @@ def _child(
         split_agent.Config(seed=seed, chunks=2, devices=devices * processes)
     )
     if rank == 0:
-        np.savez(
-            path,
+        numbers: dict[str, Any] = dict(
             losses=np.asarray(losses),
             first=np.asarray(state.params["in"]),
             second=np.asarray(state.params["out"]),
@@ -106,5 +106,6 @@ def _child(
             agent_norms=agent.grad_norm,
             **agent.params,
         )
+        np.savez(path, **numbers)
     if processes > 1:
         jax.distributed.shutdown()

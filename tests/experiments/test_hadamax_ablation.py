@@ -113,6 +113,7 @@ def test_every_variant_maps_planes_to_values_and_has_features(variant):
     params = jax.eval_shape(network.init, jax.random.key(0), obs)
     batch = jax.ShapeDtypeStruct((5, 10, 10, 4), np.float32)
     assert jax.eval_shape(network.apply, params, batch).shape == (5, 3)
+    assert network.features is not None
     assert jax.eval_shape(network.features, params, batch).shape[0] == 5
 
 
