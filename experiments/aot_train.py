@@ -16,16 +16,18 @@ A topology is `h100` or `h200` (`h100:8` for eight), the name of a TPU slice as
 `v5e:4x4`, or `cpu:2`, which needs neither plug-in nor chip.
 
 FLOPs are those of matrix products and convolutions, counted in the program with its
-loops unrolled (XLA's own count takes a loop's body once); memory is the compiler's.
+loops unrolled (XLA's own count takes a loop's body once), and so are the bytes that all
+devices add up; memory and the list of collectives are the compiler's.
 """
 
+import collections
 import dataclasses
 import functools
 import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -115,18 +117,17 @@ class Report:
     flops: float  # of matrix products and convolutions
     arguments: int  # bytes
     temporaries: int
-    collectives: dict[str, tuple[int, int]]  # calls and bytes, loops unrolled
+    reduced: float  # bytes summed over the devices
+    collectives: dict[str, int]  # instructions in the compiled program
 
     def line(self) -> str:
-        moved = ", ".join(
-            f"{name} x{calls} {size / 2**20:.1f} MiB"
-            for name, (calls, size) in self.collectives.items()
-        )
+        moved = ", ".join(f"{n} x{count}" for n, count in self.collectives.items())
         return (
             f"{self.program:9} {self.topology:9} x{self.devices:<3} "
             f"{self.flops / 1e9:10.1f} GFLOP  arguments "
             f"{self.arguments / 2**20:.1f} MiB  temporaries "
-            f"{self.temporaries / 2**20:.1f} MiB  {moved or 'no collectives'}  "
+            f"{self.temporaries / 2**20:.1f} MiB  {moved or 'no collectives'}, "
+            f"{self.reduced / 2**20:.1f} MiB  "
             f"({self.seconds:.0f} s to compile)"
         )
 
@@ -151,8 +152,7 @@ def run(config: Config, session: io.Session | None = None) -> Result:
             numbers = dataclasses.asdict(report)
             numbers.pop("collectives")
             words = {key: numbers.pop(key) for key in ("program", "topology")}
-            for op, (calls, size) in report.collectives.items():
-                numbers |= {f"{op} calls": calls, f"{op} bytes": size}
+            numbers |= report.collectives
             session.metrics.write(len(reports), numbers | words)
             reports.append(report)
     return Result(tuple(reports))
@@ -184,6 +184,7 @@ def compile_for(config: Config, name: str, topology: str) -> Report:
     begun = time.perf_counter()
     compiled = traced.lower(lowering_platforms=None).compile()
     seconds = time.perf_counter() - begun
+    flops, reduced = work(traced.jaxpr.jaxpr)
     memory = compiled.memory_analysis()
     assert memory is not None
     return Report(
@@ -191,9 +192,10 @@ def compile_for(config: Config, name: str, topology: str) -> Report:
         topology=topology,
         devices=len(devices),
         seconds=seconds,
-        flops=flops(traced.jaxpr.jaxpr),
+        flops=flops,
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
+        reduced=reduced,
         collectives=collectives(compiled.as_text() or ""),
     )
 
@@ -298,7 +300,7 @@ PROGRAMS = {"atari": atari, "minigrid": minigrid}
 
 def make_network(config: Config, num_actions: int) -> networks.Network:
     """The encoder for uint8 observations."""
-    shared = {"compute_dtype": config.compute_dtype}
+    shared: dict[str, Any] = {"compute_dtype": config.compute_dtype}
     if config.encoder == "hadamax":
         return networks.from_nnx(
             networks.Hadamax, num_actions, networks.HadamaxConfig(**shared)
@@ -321,96 +323,71 @@ def abstract(x: Any) -> jax.ShapeDtypeStruct:
 # Counting ----------------------------------------------------------------------------
 
 
-def flops(jaxpr: Any) -> float:
-    """Two per multiply-add of all products and convolutions, per device.
+def work(jaxpr: Any, wanted: Sequence[bool] | None = None) -> tuple[float, float]:
+    """FLOPs of all products and convolutions, bytes summed over devices; per device.
 
-    Loops count their length; a loop of unknown length counts once, a choice its dearest
-    branch.
+    A multiply-add is two FLOPs. Only what the wanted outputs need counts, as only that
+    is compiled. Loops count their length; a loop of unknown length counts once, a
+    choice its dearest branch.
     """
-    total = 0.0
-    for eqn in jaxpr.eqns:
-        name, params = eqn.primitive.name, eqn.params
-        if name == "dot_general":
-            ((contracted, _), _) = params["dimension_numbers"]
-            left = eqn.invars[0].aval.shape
-            depth = math.prod(left[axis] for axis in contracted)
-            total += 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
-        elif name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
-            outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
-            depth = math.prod(kernel) / outputs
-            total += 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
-        else:
-            inner = [flops(j) for value in params.values() for j in _jaxprs(value)]
-            if name == "cond":
-                total += max(inner, default=0.0)
-            else:
-                total += params.get("length", 1) * sum(inner)
+    wanted = [True] * len(jaxpr.outvars) if wanted is None else wanted
+    outputs = zip(jaxpr.outvars, wanted, strict=True)
+    needed = {v for v, use in outputs if use and _var(v)}
+    total = (0.0, 0.0)
+    for eqn in reversed(jaxpr.eqns):
+        live = [v in needed for v in eqn.outvars]
+        if any(live) or eqn.effects:
+            needed.update(v for v in eqn.invars if _var(v))
+            total = _sum([total, _work_of(eqn, live)])
     return total
+
+
+def _work_of(eqn: Any, live: list[bool]) -> tuple[float, float]:
+    name, params = eqn.primitive.name, eqn.params
+    outputs = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
+    if name == "dot_general":
+        ((contracted, _), _) = params["dimension_numbers"]
+        left = eqn.invars[0].aval.shape
+        return 2.0 * outputs * math.prod(left[axis] for axis in contracted), 0.0
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * outputs * math.prod(kernel) / features, 0.0
+    if name.startswith("psum"):
+        return 0.0, float(sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars))
+    inner = [
+        work(j, live if name != "scan" and len(j.outvars) == len(live) else None)
+        for value in params.values()
+        for j in _jaxprs(value)
+    ]
+    if name == "cond":
+        return max(inner, default=(0.0, 0.0))
+    length = params.get("length", 1)
+    flops, moved = _sum(inner)
+    return length * flops, length * moved
+
+
+def _sum(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sum(f for f, _ in pairs), sum(m for _, m in pairs)
+
+
+def _var(v: Any) -> bool:
+    return not isinstance(v, core.Literal)
 
 
 def _jaxprs(value: Any) -> list[Any]:
     values = value if isinstance(value, tuple | list) else (value,)
-    found = []
-    for one in values:
-        if isinstance(one, core.ClosedJaxpr):
-            found.append(one.jaxpr)
-        elif isinstance(one, core.Jaxpr):
-            found.append(one)
-    return found
+    return [
+        one.jaxpr if isinstance(one, core.ClosedJaxpr) else one
+        for one in values
+        if isinstance(one, core.ClosedJaxpr | core.Jaxpr)
+    ]
 
 
-def collectives(text: str) -> dict[str, tuple[int, int]]:
-    """Calls and bytes of each kind in a compiled program, loops unrolled.
-
-    Raises:
-      ValueError: if a collective stands in a loop whose length the compiler did not
-        note down.
-    """
-    bodies: dict[str, list[str]] = {}
-    entry = name = ""
-    for line in text.splitlines():
-        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
-            name = head[2]
-            bodies[name] = []
-            entry = name if head[1] else entry
-        elif name:
-            bodies[name].append(line)
-    found: dict[str, list[int]] = {}
-
-    def visit(name: str, times: int | None) -> None:
-        for line in bodies.get(name, ()):
-            once = times
-            if " while(" in line:
-                known = re.search(r'known_trip_count"?:\{"n":"(\d+)"', line)
-                once = times * int(known[1]) if known and times else None
-            for op in COLLECTIVES:
-                if hit := re.search(rf"= (.*?) {op}(-start)?\(", line):
-                    if once is None:
-                        raise ValueError(f"{op} in a loop of unknown length: {name}")
-                    calls = found.setdefault(op, [0, 0])
-                    calls[0] += once
-                    calls[1] += once * _bytes(hit[1], bool(hit[2]))
-            for callee in re.findall(
-                r"(?:body|calls|to_apply|branch_computations|true_computation|"
-                r"false_computation)=\{?%?([\w.\-]+(?:, ?%[\w.\-]+)*)",
-                line,
-            ):
-                for one in callee.split(","):
-                    visit(one.strip().lstrip("%"), once)
-
-    visit(entry, 1)
-    return {op: (calls, size) for op, (calls, size) in sorted(found.items())}
-
-
-def _bytes(shape: str, started: bool) -> int:
-    """Of the results; an asynchronous start lists its operands first."""
-    widths = {"pred": 1, "bf16": 2}
-    sizes = []
-    for kind, dims in re.findall(r"(pred|bf16|[suf]\d+)\[([\d,]*)\]", shape):
-        width = widths.get(kind) or int(re.sub(r"\D", "", kind)) // 8
-        sizes.append(width * math.prod(int(d) for d in dims.split(",") if d))
-    return sum(sizes) // 2 if started and len(sizes) > 1 else sum(sizes)
+def collectives(text: str) -> dict[str, int]:
+    """Instructions of each kind in a compiled program; those in loops run often."""
+    found = re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text)
+    return dict(sorted(collections.Counter(found).items()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import functools
 from typing import NamedTuple
 
 import envs
-from jaxlab.rl import networks, pqn
+from jaxlab.rl import networks, parallel, pqn
 
 
 class Agent(NamedTuple):
@@ -14,8 +14,11 @@ class Agent(NamedTuple):
 
 
 @functools.cache
-def make(total_steps: int = 512) -> Agent:
-    """16 updates of 32 steps by default, each with two gradient steps."""
+def make(total_steps: int = 512, shards: int | None = None) -> Agent:
+    """16 updates of 32 steps by default, each with two gradient steps.
+
+    With `shards` the algorithm is for `parallel.over_envs`.
+    """
     env, params = envs.make("MiniGrid-Empty-5x5-v0", obs="symbolic_partial")
     config = pqn.Config(
         total_steps=total_steps,
@@ -25,4 +28,6 @@ def make(total_steps: int = 512) -> Agent:
         num_epochs=1,
     )
     network = networks.from_nnx(networks.MLP, env.num_actions, hidden=(8,))
-    return Agent(config, pqn.make(config, env, params, network), pqn.HParams())
+    axis_name = parallel.AXES if shards else None
+    algorithm = pqn.make(config, env, params, network, axis_name=axis_name)
+    return Agent(config, algorithm, pqn.HParams())

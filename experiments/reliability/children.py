@@ -19,10 +19,13 @@ from typing import Any
 from jaxlab import io
 
 SMALL = "experiments.reliability.program"
+SPLIT_AGENT = "experiments.reliability.split_agent"
 MAIN_JOB = "experiments.hadamax_pqn_minigrid"
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([SMALL, MAIN_JOB, "orbax.checkpoint", "tyro"])
+_CONTEXT.set_forkserver_preload(
+    [SMALL, SPLIT_AGENT, MAIN_JOB, "orbax.checkpoint", "tyro"]
+)
 # JAX warns of forks for the sake of its threads; the server never starts any.
 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
 

@@ -1,15 +1,17 @@
 """One device, two devices, two processes: the same training.
 
 The batch of the small program is split over a mesh of two devices, in one process or in
-two that talk over the loopback interface (gloo). The mean over the batch is then added
-up in another order, so parameters and losses must agree to 1e-6 relative to their
-scale; the two processes must agree with the two devices in the same way.
+two that talk over the loopback interface (gloo), and so are the environments of a small
+agent (PQN in MiniGrid, two shards). Sums over the batch are then added up in another
+order, so parameters and losses must agree to 1e-6 relative to their scale; two
+processes add up as two devices do, and must agree with them to the bit.
 """
 
 import pathlib
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +30,15 @@ def trials(count: int) -> Iterator[str | None]:
             root = pathlib.Path(folder) / str(seed)
             root.mkdir()
             reference = train(root, seed, devices=1, processes=1)
-            reasons = []
+            reasons, others = [], []
             for devices, processes in ((2, 1), (1, 2)):
                 other = train(root, seed, devices=devices, processes=processes)
                 error = distance(reference, other)
                 if not error <= TOLERANCE:
                     reasons.append(f"{processes} x {devices} devices: {error:.1e}")
+                others.append(other)
+            if (error := distance(*others)) != 0:
+                reasons.append(f"2 processes, 2 devices: {error:.1e} apart")
             yield f"seed {seed}: {', '.join(reasons)}" if reasons else None
 
 
@@ -69,7 +74,7 @@ def _child(
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from experiments.reliability import program
+    from experiments.reliability import program, split_agent
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
@@ -89,12 +94,18 @@ def _child(
         )
 
     state, losses = jax.jit(all_of_it, out_shardings=whole)()
+    agent = split_agent.run(
+        split_agent.Config(seed=seed, chunks=2, devices=devices * processes)
+    )
     if rank == 0:
-        np.savez(
-            path,
+        numbers: dict[str, Any] = dict(
             losses=np.asarray(losses),
             first=np.asarray(state.params["in"]),
             second=np.asarray(state.params["out"]),
+            agent_losses=agent.loss,
+            agent_norms=agent.grad_norm,
+            **agent.params,
         )
+        np.savez(path, **numbers)
     if processes > 1:
         jax.distributed.shutdown()

@@ -1,7 +1,8 @@
 """SIGKILL at a uniformly random time, then `--resume`: bit-identical to no kill.
 
 The small program in three forms (one compiled loop per chunk, one call per update, a
-batch split over two devices), and the main job's smoke run, a seed per device. A trial
+batch split over two devices), an agent whose environments are split over two devices,
+and the main job's smoke run, a seed per device. A trial
 fails if the resumed run differs in one bit of the metrics or of the last checkpoint, if
 a kill costs more than one finished interval, or if a half-written checkpoint is left
 after the restart.
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from experiments.reliability import children
 from jaxlab import io
 
-SIZES = {"ci": 6, "published": 100}
+SIZES = {"ci": 5, "published": 100}
 
 
 class Form(NamedTuple):
@@ -42,6 +43,7 @@ FORMS = {
     "scan loop": Form(("--loop", "scan")),
     "host loop": Form(("--loop", "host")),
     "two devices": Form(("--loop", "scan", "--devices", "2"), 2),
+    "split agent": Form((), 2, children.SPLIT_AGENT),
     "main job": Form(("--smoke",), 2, children.MAIN_JOB),
 }
 

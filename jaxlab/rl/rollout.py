@@ -171,7 +171,9 @@ def collect(
             valid=valid,
         )
         total = actors.episode_return + reward
-        length = actors.episode_length + (1 if valid is None else valid.astype(int))
+        length = actors.episode_length + (
+            1 if valid is None else valid.astype(jnp.int32)
+        )
         totals = Totals(
             episodes=totals.episodes + ended.sum(dtype=jnp.int32),
             return_sum=totals.return_sum + jnp.where(ended, total, 0).sum(),
