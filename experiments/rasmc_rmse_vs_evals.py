@@ -168,6 +168,9 @@ def _measure(config: Config, design: str, method: str, budget: int) -> np.ndarra
     estimate = METHODS[method](model, xi, budget, config.outer)
     if estimate is None:
         return row
+    # A cell runs for seconds: optimising its program would cost more than it saves.
+    options = {"xla_backend_optimization_level": 1}
+    estimate = jax.jit(estimate, compiler_options=options)
     spent = []
     for repeat in range(config.repeats):
         key = jax.random.fold_in(jax.random.key(config.seed), repeat)
@@ -216,7 +219,7 @@ def _nested(method, cap=math.inf):
 def _reuse(model, xi, budget, outer):
     if budget > 2e5:  # N M densities: arithmetic, but no longer negligible
         return None
-    num = _size(outer, budget / 16)
+    num = _size(outer, 2 * budget**0.5)  # nearly all the rest are inner draws
     if num is None:
         return None
     return lambda key: eig.nmc_reuse(

@@ -8,13 +8,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxlab import attention, games, io, rl, smc
+    from jaxlab import attention, games, io, layers, models, rl, smc
 
     __version__: str
 
-__all__ = ["__version__", "attention", "games", "io", "rl", "smc"]
+__all__ = ["__version__", "attention", "games", "io", "layers", "models", "rl", "smc"]
 
-_AREAS = ("attention", "games", "io", "rl", "smc")
+_AREAS = ("attention", "games", "io", "layers", "models", "rl", "smc")
 
 
 def __getattr__(name: str):

@@ -87,16 +87,17 @@ device_description_str: "{name}"
 """
 
 
-def describe(chip: Chip):
-    """A topology of devices to compile for."""
+def describe(chip: Chip, count: int = 1):
+    """A topology of devices to compile for; `count` GPUs, TPUs as their name says."""
     from jax.experimental import topologies
 
     if chip.platform == "tpu":
         return topologies.get_topology_desc(platform="tpu", topology_name=chip.topology)
     name, memory = chip.topology
     text = _HOPPER.format(name=name, memory=memory, bandwidth=int(chip.bytes))
+    shape = f"1x1x{count}"
     return topologies.get_topology_desc(
-        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=text
+        platform="cuda", topology_name=shape, topology=shape, target_config=text
     )
 
 

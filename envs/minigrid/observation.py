@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from envs import spaces
 from envs.minigrid import cells, missions, render
 from envs.minigrid.state import State
-from envs.minigrid.view import coordinates, partial_view, visible_cells
+from envs.minigrid.view import coordinates, hands, partial_view, visible_cells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Observation(NamedTuple):
 def symbolic_partial(state: State, lens: Lens) -> UInt8[Array, "V V 3"]:
     """MiniGrid's own observation: the lit cells ahead, the agent's cell showing
     what it carries."""
-    return cells.decode(partial_view(state, lens.view_size, lens.see_through_walls))
+    size = lens.view_size
+    view = partial_view(state, size, lens.see_through_walls)
+    return cells.decode(view).reshape(size, size, 3)
 
 
 def symbolic_full(state: State, lens: Lens) -> UInt8[Array, "W H 3"]:
@@ -64,12 +67,14 @@ def symbolic_full(state: State, lens: Lens) -> UInt8[Array, "W H 3"]:
 
 def onehot_partial(state: State, lens: Lens) -> UInt8[Array, "V V 20"]:
     """The partial view as one-hot object (11), color (6) and state (3)."""
-    view = partial_view(state, lens.view_size, lens.see_through_walls)[..., None]
+    size = lens.view_size
+    view = partial_view(state, size, lens.see_through_walls)
+    view = jax.lax.optimization_barrier(view).reshape(size, size, 1)
     sizes = len(cells.OBJECTS), len(cells.COLORS), len(cells.STATES)
     parts = cells.kind(view), cells.color(view), cells.state(view)
     hot = [
-        part == jnp.arange(size, dtype=jnp.int32)[None, None, :]
-        for part, size in zip(parts, sizes, strict=True)
+        part == jnp.arange(count, dtype=jnp.int32)[None, None, :]
+        for part, count in zip(parts, sizes, strict=True)
     ]
     return jnp.concatenate(hot, axis=-1).astype(jnp.uint8)
 
@@ -78,12 +83,14 @@ def rgb_partial(state: State, lens: Lens) -> UInt8[Array, "rows columns 3"]:
     """Picture of the partial view: lit cells bright, the agent over what it carries."""
     size = lens.view_size
     seen, mask = visible_cells(state, size, lens.see_through_walls)
-    i = jnp.arange(size, dtype=jnp.int32)[:, None]
-    j = jnp.arange(size, dtype=jnp.int32)[None, :]
-    here = (i == size // 2) & (j == size - 1)
+    here = hands(size)
     shown = jnp.where(here, state.carrying, jnp.where(mask, seen, cells.UNSEEN))
     agent = jnp.where(here, 3, jnp.int32(render.NO_AGENT))
-    return render.draw(shown, agent, mask, lens.tile_size)
+    square = (size, size)
+    return render.draw(
+        shown.reshape(square), agent.reshape(square), mask.reshape(square),
+        lens.tile_size,
+    )  # fmt: skip
 
 
 def rgb_full(state: State, lens: Lens) -> UInt8[Array, "rows columns 3"]:

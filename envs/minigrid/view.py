@@ -2,12 +2,15 @@
 
 View cell (i, j): i = 0..V-1 from the agent's left to its right, j = 0 farthest away
 and V-1 the agent's own row; the agent is at (V // 2, V - 1) and looks towards j = 0.
+The cells stand in one row, (i, j) at i V + j: a loop over 49 cells becomes vector
+instructions, one over 7 x 7 does not.
 
 Source: Farama-Foundation/Minigrid, minigrid_env.py (`gen_obs_grid`) and core/grid.py
 (`process_vis`); the closed forms below are equal to its slices, rotations and sweeps.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,44 +23,48 @@ from envs.minigrid.step import heading, look
 
 # Up to this width a row's flood fill is a table of 4**V entries (16 kB for V = 7).
 _TABLE_WIDTH = 7
+WORD = 31  # bits of a non-negative int32, in which whole rows of the view are packed
 
 
 def coordinates(
     position: Int[Array, "2"], direction: Int[Array, ""], size: int
-) -> tuple[Int[Array, "V V"], Int[Array, "V V"]]:
+) -> tuple[Int[Array, "VV"], Int[Array, "VV"]]:
     """World x and y of every view cell: pos + f (V-1-j) + r (i - V//2).
 
     f is the heading and r its right hand, (-f_y, f_x).
     """
     dx, dy = heading(direction)
-    right = (jnp.arange(size, dtype=jnp.int32) - size // 2)[:, None]
-    ahead = (size - 1 - jnp.arange(size, dtype=jnp.int32))[None, :]
+    i, j = _places(size)
+    right, ahead = i - size // 2, size - 1 - j
     return position[0] + dx * ahead - dy * right, position[1] + dy * ahead + dx * right
 
 
 def visible_cells(
     state: State, size: int, see_through_walls: bool
-) -> tuple[Int[Array, "V V"], Bool[Array, "V V"]]:
+) -> tuple[Int[Array, "VV"], Bool[Array, "VV"]]:
     """Packed world cells in view, and which of them the agent can see."""
     x, y = coordinates(state.position, state.direction, size)
-    # Without the barriers (here and in `lit`) XLA:CPU recomputes the gather and the
-    # row recurrence for every channel of the observation: three times the work.
+    # Without the barriers (here, in `lit` and in `cells.decode`) XLA:CPU recomputes the
+    # gather and the row recurrence for every channel of the observation.
     seen = jax.lax.optimization_barrier(look(state.grid, x, y))
     if see_through_walls:
-        return seen, jnp.ones((size, size), bool)
+        return seen, jnp.ones(size * size, bool)
     return seen, lit(cells.see_through(seen))
 
 
-def partial_view(state: State, size: int, see_through_walls: bool) -> Int[Array, "V V"]:
+def partial_view(state: State, size: int, see_through_walls: bool) -> Int[Array, "VV"]:
     """Packed view: 0 where unseen, and the carried object in the agent's own cell."""
     seen, mask = visible_cells(state, size, see_through_walls)
-    i = jnp.arange(size, dtype=jnp.int32)[:, None]
-    j = jnp.arange(size, dtype=jnp.int32)[None, :]
-    hands = (i == size // 2) & (j == size - 1)
-    return jnp.where(hands, state.carrying, jnp.where(mask, seen, 0))
+    return jnp.where(hands(size), state.carrying, jnp.where(mask, seen, 0))
 
 
-def lit(transparent: Bool[Array, "V V"]) -> Bool[Array, "V V"]:
+def hands(size: int) -> np.ndarray:
+    """True at the agent's own cell, bool `[V * V]`."""
+    i, j = _places(size)
+    return (i == size // 2) & (j == size - 1)
+
+
+def lit(transparent: Bool[Array, "VV"]) -> Bool[Array, "VV"]:
     """Which view cells light reaches, row by row away from the agent.
 
     With t_j the bit mask of see-through cells of row j and m the cells lit from the
@@ -66,19 +73,29 @@ def lit(transparent: Bool[Array, "V V"]) -> Bool[Array, "V V"]:
         S = see-through cells connected along the row to a cell of m & t_j
         N = S and its horizontal neighbours;  lit_j = m | N;  m <- N
     """
-    size = transparent.shape[0]
-    bits = jnp.left_shift(
-        transparent.astype(jnp.int32), jnp.arange(size, dtype=jnp.int32)[:, None]
-    ).sum(0, dtype=jnp.int32)
+    size = math.isqrt(transparent.shape[0])
+    i, j = _places(size)
+    bits = jnp.left_shift(transparent.astype(jnp.int32), i).reshape(size, size)
+    bits = bits.sum(0, dtype=jnp.int32)
     mask = jnp.int32(1 << size // 2)
-    rows = []
-    for j in reversed(range(size)):
-        spread = _spread(bits[j], mask, size)
-        rows.append(mask | spread)
+    rows = WORD // size  # in one word
+    words = [jnp.int32(0)] * -(-size // rows)
+    for row in reversed(range(size)):
+        spread = _spread(bits[row], mask, size)
+        shift = row % rows * size
+        words[row // rows] = words[row // rows] | (mask | spread) << shift
         mask = spread
-    rows = jax.lax.optimization_barrier(jnp.stack(rows[::-1]))
-    i = jnp.arange(size, dtype=jnp.int32)[:, None]
-    return (rows[None, :] >> i & 1) == 1
+    words = jax.lax.optimization_barrier(words)
+    chosen = words[0]
+    for k, word in enumerate(words[1:], 1):
+        chosen = jnp.where(j // rows < k, chosen, word)
+    return (chosen >> (j % rows * size + i) & 1) == 1
+
+
+def _places(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """i and j of every view cell, int32 `[V * V]`."""
+    i, j = np.indices((size, size), np.int32).reshape(2, -1)
+    return i, j
 
 
 def _spread(transparent, mask, size: int):

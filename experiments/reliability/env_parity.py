@@ -43,8 +43,8 @@ def ids() -> list[str]:
     return sorted(set(envs.registered()) - OURS_ALONE)
 
 
-def trials(count: int) -> Iterator[str | None]:
-    """One step each."""
+def trials(count: int, first: int = 0) -> Iterator[str | None]:
+    """One step each, from the step numbered `first` of the same sequence on."""
     python = peer_python("minigrid")
     if python is None:
         yield MISSING
@@ -52,8 +52,9 @@ def trials(count: int) -> Iterator[str | None]:
     names = ids()
     random.Random(0).shuffle(names)
     size = {"steps": STEPS, "lanes": LANES, "pictures": PICTURES}
-    chunks = -(-count // (STEPS * LANES))
-    order = [(names[i % len(names)], i) for i in range(chunks)]
+    begun, skipped = divmod(first, STEPS * LANES)
+    chunks = range(begun, -(-(first + count) // (STEPS * LANES)))
+    order = [(names[i % len(names)], i) for i in chunks]
     peer = Peer(python)
     try:
         # minigrid plays the next chunk while ours takes the steps of this one.
@@ -63,7 +64,8 @@ def trials(count: int) -> Iterator[str | None]:
             if following is not None:
                 peer.ask("play", name=following[0], seed=following[1], **size)
             env, params = envs.make(name)
-            reasons = compare(env, params, peer.answer())
+            reasons = compare(env, params, peer.answer())[skipped:]
+            skipped = 0
             for reason in reasons[:left]:
                 yield f"{name}, chunk {seed}, {reason}" if reason else None
             left -= len(reasons)

@@ -7,7 +7,16 @@
 A module per variant: `attend` for whole sequences, `step` for one token, `init_state`.
 """
 
-from jaxlab.attention import block_masks, gated_delta, gla, linear, ssd, zeros
+from jaxlab.attention import (
+    block_masks,
+    gated_delta,
+    gla,
+    hsa,
+    linear,
+    seer,
+    ssd,
+    zeros,
+)
 from jaxlab.attention.delta_correction import Info, delta_attention
 from jaxlab.attention.memory import Memory
 from jaxlab.attention.registry import Mixer, get, names, register
@@ -21,9 +30,11 @@ __all__ = [
     "gated_delta",
     "get",
     "gla",
+    "hsa",
     "linear",
     "names",
     "register",
+    "seer",
     "ssd",
     "zeros",
 ]

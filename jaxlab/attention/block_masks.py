@@ -1,7 +1,7 @@
 """Which key blocks a query block reads: from scores, from a sample, or by place.
 
-Masks are `[..., nq, nk]` booleans for `kernels_pallas.block_sparse_attention`; block i of
-the queries may read block j of the keys. All are causal: nothing above the diagonal,
+Masks are `[..., nq, nk]` booleans for `kernels_pallas.block_sparse_attention`: True
+where query block i may read key block j. All are causal: nothing above the diagonal,
 with the last query block aligned to the last key block.
 """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxlab.io.metrics import Metrics, export_csv, read_metrics
     from jaxlab.io.progress import Progress
     from jaxlab.io.session import RunError, Session, Stopped
-    from jaxlab.io.weights import load_weights, read_about, save_weights
+    from jaxlab.io.weights import Tensors, load_weights, read_about, save_weights
 
 __all__ = [
     "CheckpointError",
@@ -26,6 +26,7 @@ __all__ = [
     "RunError",
     "Session",
     "Stopped",
+    "Tensors",
     "config",
     "export_csv",
     "load_weights",
@@ -52,6 +53,7 @@ _HOMES = {
     "save_weights": "weights",
     "load_weights": "weights",
     "read_about": "weights",
+    "Tensors": "weights",
 }
 _MODULES = ("config", "plot")
 

@@ -1,10 +1,15 @@
-"""Trained weights to share: safetensors with a sealed description, never a pickle."""
+"""Trained weights to share: safetensors with a sealed description, never a pickle.
+
+`save_weights` and `load_weights` keep whole parameter trees of ours; `Tensors` reads
+the files of others, one tensor or one slice of it at a time.
+"""
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -89,6 +94,86 @@ def read_about(path: str | os.PathLike) -> dict[str, Any]:
       ValueError: if the file is damaged or was not written by `save_weights`.
     """
     return json.loads(_read_sound(path)[1])
+
+
+class _Entry(NamedTuple):
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int  # from the beginning of the file
+
+
+class Tensors:
+    """The tensors of a safetensors file, read when they are asked for.
+
+        tensors = Tensors("model.safetensors")
+        tensors.shape("model.norm.weight"), tensors.view("model.norm.weight")[:10]
+
+    Opening reads the header alone and holds it against the length of the file.
+
+    Raises:
+      ValueError: if the file is truncated or no safetensors file.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = os.fspath(path)
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > 100_000_000:
+                raise ValueError(f"{self.path} is not a safetensors file: no header")
+            if 8 + length > size:
+                raise ValueError(self._truncated("its header", 8 + length, size))
+            text = file.read(length)
+        try:
+            header = json.loads(text)
+            header.pop("__metadata__", None)
+            self._entries = {x: _entry(y, 8 + length) for x, y in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path} is not a sound safetensors file: {error!r}"
+            ) from error
+        for name, entry in self._entries.items():
+            end = entry.start + entry.dtype.itemsize * math.prod(entry.shape)
+            if end > size:
+                raise ValueError(self._truncated(f"tensor {name}", end, size))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self._entries[name].dtype
+
+    def view(self, name: str) -> np.ndarray:
+        """The tensor where it lies on disk; slices of it read no more than they hold.
+
+        It is a read-only memory map: copy what shall outlive the file.
+        """
+        dtype, shape, start = self._entries[name]
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(self.path, dtype, mode="r", offset=start, shape=shape)
+
+    def _truncated(self, what: str, end: int, size: int) -> str:
+        return (
+            f"{self.path} is truncated: {what} ends at byte {end:,}, the file at "
+            f"{size:,}; fetch it again"
+        )
+
+
+def _entry(header: Mapping[str, Any], first: int) -> _Entry:
+    import jax.numpy as jnp
+
+    dtype = np.dtype(jnp.dtype(_DTYPES[header["dtype"]]))
+    shape = tuple(int(x) for x in header["shape"])
+    start, end = header["data_offsets"]
+    if min(shape, default=0) < 0 or not 0 <= start <= end:
+        raise ValueError(f"shape {shape} at bytes {start} to {end}")
+    if end - start != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{end - start} bytes for shape {shape} of {dtype}")
+    return _Entry(dtype, shape, first + start)
 
 
 def _read_sound(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], str]:

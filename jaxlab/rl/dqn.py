@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from jaxlab.rl import environment, exploration, rollout
+from jaxlab.rl import environment, exploration, parallel, rollout
 from jaxlab.rl import optimiser as optimisers
 from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks import Network
@@ -87,6 +87,7 @@ class Transition(NamedTuple):
     reward: Float[Array, "..."]
     terminated: Float[Array, "..."]
     next_obs: Array  # before any auto-reset
+    valid: Any = None  # bool: False where a step was a reset; None: all are transitions
 
 
 @no_type_check
@@ -135,8 +136,12 @@ def make(
       env_params: its parameters, shared by all environments.
       network: observations `[B, ...]` to Q-values `[B, A]`.
       optimiser: clipping and direction; None is `optimiser.adam()`.
+
+    Raises:
+      ValueError: for an environment without auto-reset.
     """
     optimiser = optimiser or optimisers.adam()
+    environment.resets_on_next_step(env)  # or refuses
 
     def init(key: PRNGKeyArray, hparams: HParams) -> State:
         del hparams
@@ -157,6 +162,7 @@ def make(
                 reward=jnp.zeros(rows),
                 terminated=jnp.zeros(rows),
                 next_obs=jnp.copy(obs),
+                valid=None if actors.resting is None else jnp.zeros(rows, bool),
             ),
             actors=actors,
             key=run_key,
@@ -205,7 +211,7 @@ def make(
         )
         metrics = Metrics(
             update=state.update,
-            q_mean=collected.steps.extra.mean(),
+            q_mean=parallel.masked_mean(collected.steps.extra, collected.steps.valid),
             epsilon=epsilon,
             learning_rate=learning_rates(hparams, state.update)[0],
             **collected.totals._asdict(),
@@ -228,6 +234,7 @@ def make(
             reward=taken.reward,
             terminated=taken.terminated.astype(jnp.float32),
             next_obs=taken.next_obs,
+            valid=taken.valid,
         )
 
         def write(old, new):
@@ -263,7 +270,8 @@ def make(
         ) * (next_q * best).sum(-1)
         chosen = jax.nn.one_hot(batch.action, env.num_actions, dtype=next_q.dtype)
         q = (network.apply(params, batch.obs) * chosen).sum(-1)
-        return 0.5 * jnp.square(q - jax.lax.stop_gradient(target)).mean()
+        error = jnp.square(q - jax.lax.stop_gradient(target))
+        return 0.5 * parallel.masked_mean(error, batch.valid)
 
     def learning_rates(hparams, update):
         return optimisers.annealed(

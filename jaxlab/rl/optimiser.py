@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree, ScalarLike
 
-from jaxlab.rl import exploration
+from jaxlab.rl import exploration, parallel
 
 
 class Info(NamedTuple):
@@ -134,6 +134,8 @@ def descend(
     rows: PyTree,
     learning_rates: Float[Array, "G"],
     max_norm: ScalarLike,
+    *,
+    axis_name: parallel.Axes = None,
 ) -> tuple[PyTree, Any, dict[str, Array]]:
     """One gradient step per row of `rows`, in turn.
 
@@ -145,6 +147,7 @@ def descend(
       rows: arrays `[G, ...]`, for instance indices of minibatches.
       learning_rates: one per step.
       max_norm: bound on the gradient's global norm.
+      axis_name: of shards whose mean gradient is followed, see `parallel`.
 
     Returns:
       Parameters, state, and the means over the steps of "loss", "grad_norm" and all
@@ -155,7 +158,9 @@ def descend(
     def step(carry, x):
         params, opt_state = carry
         row, learning_rate = x
-        (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(params, row)
+        (value, parts), grads = parallel.mean(
+            jax.value_and_grad(loss, has_aux=True)(params, row), axis_name
+        )
         params, opt_state, info = optimiser.update(
             grads, opt_state, params, learning_rate, max_norm
         )

@@ -13,13 +13,14 @@ through.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, no_type_check
+import functools
+from typing import Any, ClassVar, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxlab.rl import environment, exploration, returns, rollout
+from jaxlab.rl import environment, exploration, parallel, returns, rollout
 from jaxlab.rl import optimiser as optimisers
 from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks import Network
@@ -74,6 +75,8 @@ class HParams:
 class State:
     """Everything that a resumed run needs."""
 
+    PER_ENV: ClassVar = {"actors": 0}  # fields with an axis of environments
+
     params: PyTree
     opt_state: PyTree
     actors: rollout.Actors
@@ -108,6 +111,7 @@ class Batch(NamedTuple):
     log_prob: Float[Array, "..."]
     value: Float[Array, "..."]
     advantage: Float[Array, "..."]
+    valid: Bool[Array, "..."] | None = None  # False: no loss on this row; None: all
 
 
 def make(
@@ -116,6 +120,8 @@ def make(
     env_params: Any,
     network: Network,
     optimiser: optimisers.Optimiser | None = None,
+    *,
+    axis_name: parallel.Axes = None,
 ) -> Algorithm:
     """PPO for any environment with the interface of gymnax 1.0 and discrete actions.
 
@@ -125,6 +131,7 @@ def make(
       env_params: its parameters, shared by all environments.
       network: observations `[B, ...]` to logits and value, `[B, A + 1]`.
       optimiser: clipping and direction; None is `optimiser.adam()`.
+      axis_name: `parallel.AXES` for one run over many devices.
 
     Raises:
       ValueError: as `pqn.make`.
@@ -135,6 +142,7 @@ def make(
         config.bootstrap_on_truncation,
         config.truncations_per_rollout,
         env_params,
+        env,
     )
 
     def heads(params, obs):
@@ -157,9 +165,11 @@ def make(
         )
 
     def update(state: State, hparams: HParams) -> tuple[State, Metrics]:
-        key, noise_key, step_key, shuffle_key = jax.random.split(state.key, 4)
+        keys = jax.random.split(state.key, 4)
+        noise_key, step_key, shuffle_key = parallel.own_keys(keys[1:], axis_name)
+        num_envs = config.num_envs // parallel.count(axis_name)
         # argmax(logits + Gumbel noise) samples from softmax(logits).
-        shape = (config.num_steps, config.num_envs, env.num_actions)
+        shape = (config.num_steps, num_envs, env.num_actions)
         noise = jax.random.gumbel(noise_key, shape)
 
         def act(memory, obs, first, noise):
@@ -184,19 +194,19 @@ def make(
             hparams.gamma,
             hparams.lambda_,
         )
-        batch = Batch(steps.obs, steps.action, log_prob, value, advantage)
+        batch = Batch(steps.obs, steps.action, log_prob, value, advantage, steps.valid)
         params, opt_state, learned = learn(state, hparams, batch, shuffle_key)
         metrics = Metrics(
             update=state.update,
             learning_rate=learning_rates(hparams, state.update)[0],
-            lost_bootstraps=collected.lost_bootstraps,
-            **collected.totals._asdict(),
+            lost_bootstraps=parallel.total(collected.lost_bootstraps, axis_name),
+            **parallel.total(collected.totals, axis_name)._asdict(),
             **learned,
         )
-        return State(params, opt_state, actors, key, state.update + 1), metrics
+        return State(params, opt_state, actors, keys[0], state.update + 1), metrics
 
     def learn(state, hparams, batch, key):
-        size = config.steps_per_update
+        size = batch.action.size
         flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), batch)
         order = rollout.shuffle(key, size, config.num_epochs, config.num_minibatches)
 
@@ -212,14 +222,20 @@ def make(
             order,
             learning_rates(hparams, state.update),
             hparams.max_grad_norm,
+            axis_name=axis_name,
         )
 
     def loss(params, batch, hparams):
         """Of one minibatch, with its parts for the metrics."""
+        mean = functools.partial(
+            parallel.masked_mean, valid=batch.valid, axis_name=axis_name
+        )
         logits, value = heads(params, batch.obs)
         advantage = batch.advantage
         if config.normalise_advantages:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            centred = advantage - parallel.mean(mean(advantage), axis_name)
+            variance = parallel.mean(mean(jnp.square(centred)), axis_name)
+            advantage = centred / (jnp.sqrt(variance) + 1e-8)
         log_prob = _log_prob(logits, batch.action)
         policy_loss, clipped = _surrogate(
             log_prob - batch.log_prob, advantage, hparams.clip
@@ -232,10 +248,10 @@ def make(
         log_probs = jax.nn.log_softmax(logits)
         entropy = -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
         parts = {
-            "policy_loss": policy_loss.mean(),
-            "value_loss": value_loss.mean(),
-            "entropy": entropy.mean(),
-            "clipped": clipped.mean(dtype=jnp.float32),
+            "policy_loss": mean(policy_loss),
+            "value_loss": mean(value_loss),
+            "entropy": mean(entropy),
+            "clipped": mean(clipped.astype(jnp.float32)),
         }
         total = (
             parts["policy_loss"]

@@ -18,13 +18,13 @@ Source: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, ClassVar, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxlab.rl import environment, exploration, returns, rollout
+from jaxlab.rl import environment, exploration, parallel, returns, rollout
 from jaxlab.rl import optimiser as optimisers
 from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks import Network
@@ -89,6 +89,8 @@ class HParams:
 class State:
     """Everything that a resumed run needs."""
 
+    PER_ENV: ClassVar = {"actors": 0}  # fields with an axis of environments
+
     params: PyTree
     opt_state: PyTree
     actors: rollout.Actors
@@ -116,7 +118,7 @@ class Metrics(NamedTuple):
 class Batch(NamedTuple):
     """What learning needs: of a rollout `[T, N, ...]`, of a minibatch `[B, ...]`."""
 
-    obs: Array
+    obs: Any  # an array, or what the `take` in use understands
     action: Int[Array, "..."]
     target: Float[Array, "..."]
     valid: Bool[Array, "..."] | None = None  # False: no loss on this row; None: all
@@ -158,6 +160,8 @@ def make(
     env_params: Any,
     network: Network,
     optimiser: optimisers.Optimiser | None = None,
+    *,
+    axis_name: parallel.Axes = None,
 ) -> Algorithm:
     """PQN for any environment with the interface of gymnax 1.0.
 
@@ -167,18 +171,23 @@ def make(
       env_params: its parameters, shared by all environments.
       network: `(init, apply)`, observations `[B, ...]` to Q-values `[B, A]`.
       optimiser: clipping and direction; None is the paper's, `optimiser.radam()`.
+      axis_name: `parallel.AXES` for one run over many devices.
 
     Raises:
       ValueError: if the number of truncations per rollout cannot be told from
-        `env_params` and is not given in `config`.
+        `env_params` and is not given in `config`; for an environment without
+        auto-reset.
     """
     optimiser = optimiser or optimisers.radam()
-    plan, act, targets, learn, *_ = learner(config, env.num_actions, network, optimiser)
+    plan, act, targets, learn, *_ = learner(
+        config, env.num_actions, network, optimiser, axis_name=axis_name
+    )
     slots = rollout.num_slots(
         config.num_steps,
         config.bootstrap_on_truncation,
         config.truncations_per_rollout,
         env_params,
+        env,
     )
 
     def init(key: PRNGKeyArray, hparams: HParams) -> State:
@@ -203,6 +212,7 @@ def make(
         def follow(memory, obs, first, planned):
             return memory, *act(state.params, obs, planned)
 
+        step_key = parallel.own_keys(step_key, axis_name)
         actors, _, collected = rollout.collect(
             step_key, env, env_params, follow, state.actors, (), planned, slots=slots
         )
@@ -222,14 +232,16 @@ def make(
             hparams,
             state.update,
             shuffle_key,
-            Batch(steps.obs, steps.action, target),
+            Batch(steps.obs, steps.action, target, steps.valid),
         )
         metrics = Metrics(
             update=state.update,
-            q_mean=steps.extra.mean(),
+            q_mean=parallel.mean(
+                parallel.masked_mean(steps.extra, steps.valid, axis_name), axis_name
+            ),
             epsilon=epsilon,
-            lost_bootstraps=collected.lost_bootstraps,
-            **collected.totals._asdict(),
+            lost_bootstraps=parallel.total(collected.lost_bootstraps, axis_name),
+            **parallel.total(collected.totals, axis_name)._asdict(),
             **learned,
         )
         return State(params, opt_state, actors, key, state.update + 1), metrics
@@ -245,6 +257,8 @@ def learner(
     num_actions: int,
     network: Network,
     optimiser: optimisers.Optimiser | None = None,
+    *,
+    axis_name: parallel.Axes = None,
 ) -> Learner:
     """The pure functions around a rollout, for whoever steps environments otherwise.
 
@@ -253,6 +267,8 @@ def learner(
       num_actions: A.
       network: as in `make`.
       optimiser: as in `make`.
+      axis_name: for use within `parallel.split`, where arrays hold the N / D
+        environments of a shard. Keys are the same in all shards and made their own.
     """
     optimiser = optimiser or optimisers.radam()
 
@@ -263,8 +279,10 @@ def learner(
             update,
             hparams.epsilon_decay * config.schedule_updates,
         )
-        shape = (config.num_steps, config.num_envs)
         each = exploration.spread(epsilon, hparams.epsilon_spread, config.num_envs)
+        each = parallel.own_rows(each, axis_name)
+        shape = (config.num_steps, len(each))
+        key = parallel.own_keys(key, axis_name)
         return epsilon, exploration.plan(key, each[None], num_actions, shape)
 
     def act(params, obs, planned):
@@ -289,7 +307,8 @@ def learner(
         return params, opt_state, learned | {"learning_rate": rows.learning_rate[0]}
 
     def minibatches(hparams, update, key):
-        size = config.steps_per_update
+        size = config.steps_per_update // parallel.count(axis_name)
+        key = parallel.own_keys(key, axis_name)
         return Minibatches(
             rollout.shuffle(key, size, config.num_epochs, config.num_minibatches),
             optimisers.annealed(
@@ -313,6 +332,7 @@ def learner(
             rows.indices,
             rows.learning_rate,
             hparams.max_grad_norm,
+            axis_name=axis_name,
         )
 
     def _loss(params, batch):
@@ -320,10 +340,7 @@ def learner(
         # A sum over a one-hot: the gradient of a gather is a slow scatter on CPU.
         chosen = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
         error = jnp.square((q * chosen).sum(-1) - batch.target)
-        if batch.valid is None:
-            return 0.5 * error.mean()
-        valid = batch.valid.astype(q.dtype)
-        return 0.5 * (valid * error).sum() / jnp.maximum(valid.sum(), 1)
+        return 0.5 * parallel.masked_mean(error, batch.valid, axis_name)
 
     return Learner(plan, act, targets, learn, minibatches, descend)
 

@@ -11,13 +11,13 @@ Source: Gallici et al. 2024, PQN-RNN, with the bootstrap at time limits added.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, ClassVar, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxlab.rl import environment, exploration, returns, rollout
+from jaxlab.rl import environment, exploration, parallel, returns, rollout
 from jaxlab.rl import optimiser as optimisers
 from jaxlab.rl.algorithm import Algorithm
 from jaxlab.rl.networks.recurrence import RecurrentNetwork
@@ -81,7 +81,8 @@ class Sequence(NamedTuple):
     reward: Float[Array, "..."]
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
-    next_obs: Array  # before any auto-reset
+    next_obs: Any  # before any auto-reset; None where the next row shows it
+    valid: Bool[Array, "..."] | None = None  # None: all rows are transitions
 
 
 @no_type_check
@@ -89,6 +90,14 @@ class Sequence(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class State:
     """Everything that a resumed run needs."""
+
+    PER_ENV: ClassVar = {  # fields with an axis of environments, and which it is
+        "actors": 0,
+        "memory": 0,
+        "last_action": 0,
+        "history": 1,
+        "history_memory": 0,
+    }
 
     params: PyTree
     opt_state: PyTree
@@ -107,6 +116,8 @@ def make(
     env_params: Any,
     network: RecurrentNetwork,
     optimiser: optimisers.Optimiser | None = None,
+    *,
+    axis_name: parallel.Axes = None,
 ) -> Algorithm:
     """PQN-RNN for any environment with the interface of gymnax 1.0.
 
@@ -116,6 +127,7 @@ def make(
       env_params: its parameters, shared by all environments.
       network: from `networks.recurrent`.
       optimiser: clipping and direction; None is the paper's, `optimiser.radam()`.
+      axis_name: `parallel.AXES` for one run over many devices.
 
     Returns:
       As `pqn.make`, but with
@@ -130,7 +142,9 @@ def make(
         config.bootstrap_on_truncation,
         config.truncations_per_rollout,
         env_params,
+        env,
     )
+    next_step = environment.resets_on_next_step(env)
 
     def one_step(params, obs, memory, first, last_action):
         q, memories = network.apply(
@@ -142,7 +156,7 @@ def make(
         """Act; returns what is carried on, the rows, and the memory before each."""
         actors, *going_on = carried
         plan_key, step_key = jax.random.split(key)
-        shape = (num_steps, config.num_envs)
+        shape = (num_steps, actors.obs.shape[0])
         plan = exploration.plan(plan_key, epsilon, env.num_actions, shape)
 
         def act(carried, obs, first, planned):
@@ -160,7 +174,7 @@ def make(
             tuple(going_on),
             plan,
             slots=slots,
-            keep_next=True,
+            keep_next=not next_step,
         )
         steps = collected.steps
         memories, last_actions, values = steps.extra
@@ -173,6 +187,7 @@ def make(
             terminated=steps.terminated,
             truncated=steps.truncated,
             next_obs=steps.next_obs,
+            valid=steps.valid,
         )
         return (actors, memory, last_action), rows, memories, values, collected
 
@@ -203,7 +218,8 @@ def make(
         )
 
     def update(state: State, hparams: HParams) -> tuple[State, Metrics]:
-        key, act_key, shuffle_key = jax.random.split(state.key, 3)
+        keys = jax.random.split(state.key, 3)
+        act_key, shuffle_key = parallel.own_keys(keys[1:], axis_name)
         epsilon = exploration.linear(
             hparams.epsilon_start,
             hparams.epsilon_finish,
@@ -215,7 +231,7 @@ def make(
             act_key,
             state.params,
             (state.actors, state.memory, state.last_action),
-            each[None],
+            parallel.own_rows(each, axis_name)[None],
             config.num_steps,
         )
         actors, memory, last_action = carried
@@ -227,11 +243,13 @@ def make(
         )
         metrics = Metrics(
             update=state.update,
-            q_mean=values.mean(),
+            q_mean=parallel.mean(
+                parallel.masked_mean(values, rows.valid, axis_name), axis_name
+            ),
             epsilon=epsilon,
             learning_rate=learning_rates(hparams, state.update)[0],
-            lost_bootstraps=collected.lost_bootstraps,
-            **collected.totals._asdict(),
+            lost_bootstraps=parallel.total(collected.lost_bootstraps, axis_name),
+            **parallel.total(collected.totals, axis_name)._asdict(),
             **learned,
         )
         keep = config.num_steps - config.memory_window
@@ -247,14 +265,14 @@ def make(
             last_action=last_action,
             history=_rows(rows, keep, config.num_steps),
             history_memory=history_memory,
-            key=key,
+            key=keys[0],
             update=state.update + 1,
         )
         return state, metrics
 
     def learn(state, hparams, sequence, memory, key):
         order = rollout.shuffle(
-            key, config.num_envs, config.num_epochs, config.num_minibatches
+            key, sequence.action.shape[1], config.num_epochs, config.num_minibatches
         )
 
         def loss(params, envs):
@@ -270,6 +288,7 @@ def make(
             order,
             learning_rates(hparams, state.update),
             hparams.max_grad_norm,
+            axis_name=axis_name,
         )
 
     def _loss(params, rows, memory, hparams):
@@ -280,14 +299,15 @@ def make(
         chosen = jax.nn.one_hot(rows.action[:-1], env.num_actions, dtype=q.dtype)
         error = (q[:-1] * chosen).sum(-1) - jax.lax.stop_gradient(targets)
         skip = config.memory_window if config.burn_in else 0
-        return 0.5 * jnp.square(error[skip:]).mean()
+        valid = None if rows.valid is None else rows.valid[skip:-1]
+        return 0.5 * parallel.masked_mean(jnp.square(error[skip:]), valid, axis_name)
 
     def _targets(params, q, memories, rows, hparams):
         """Of all rows but the last, whose value is the last bootstrap."""
         values = q.max(axis=-1)
         truncated = rows.truncated[:-1]
         next_values = values[1:]
-        if slots:
+        if slots and not next_step:
             # The K first truncated rows of each environment, then any others.
             where = jnp.argsort(~truncated, axis=0, stable=True)[:slots]
 

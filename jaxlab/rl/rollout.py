@@ -6,6 +6,10 @@ Under same-step auto-reset the observation that a truncated step led to is hidde
 the reset. Each environment can be truncated only so often within T steps, so K slots
 per environment hold what is needed to bootstrap exactly, where storing every next
 observation would double the memory.
+
+Under next-step auto-reset nothing is hidden: the row after an ended one shows where the
+action led. That row is no transition, its action and its reward mean nothing, so it is
+marked as not `valid` and belongs into no loss and no statistics.
 """
 
 from collections.abc import Callable
@@ -27,6 +31,8 @@ class Actors(NamedTuple):
     first: Bool[Array, "N"]  # whether `obs` begins an episode
     episode_return: Float[Array, "N"]  # of the episodes in progress
     episode_length: Int[Array, "N"]
+    # Whether the next step is a reset; None under same-step auto-reset.
+    resting: Bool[Array, "N"] | None = None
 
 
 class Steps(NamedTuple):
@@ -41,6 +47,7 @@ class Steps(NamedTuple):
     slot: Int[Array, "T N"]  # where the final observation of a truncated step is
     extra: Any  # whatever `act` returned beside the action
     next_obs: Any  # before any auto-reset, if asked for
+    valid: Bool[Array, "T N"] | None = None  # None: all rows are transitions
 
 
 class Totals(NamedTuple):
@@ -72,7 +79,12 @@ def start(
     *,
     stagger: bool = False,
 ) -> Actors:
-    """Reset N environments; `stagger` sets their clocks apart, see `environment`."""
+    """Reset N environments; `stagger` sets their clocks apart, see `environment`.
+
+    Raises:
+      ValueError: for an environment without auto-reset.
+    """
+    next_step = environment.resets_on_next_step(env)
     reset_key, clock_key = jax.random.split(key)
     keys = jax.random.split(reset_key, num_envs)
     obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(keys, env_params)
@@ -87,6 +99,7 @@ def start(
         first=jnp.ones(num_envs, bool),
         episode_return=jnp.zeros(num_envs),
         episode_length=jnp.zeros(num_envs, jnp.int32),
+        resting=jnp.zeros(num_envs, bool) if next_step else None,
     )
 
 
@@ -113,12 +126,14 @@ def collect(
       memory: carried from step to step, `()` for policies without.
       plan: arrays `[T, ...]`, one row per step, for instance random numbers.
       slots: K, from `num_slots`. With 0 every truncation counts as a termination.
+        Under next-step auto-reset any other number means that it does not.
       keep_next: store the observation that each step led to.
 
     Returns:
       `actors`, `memory` to go on with, and the rollout.
     """
     num_envs = actors.obs.shape[0]
+    hidden = slots if actors.resting is None else 0
     (num_steps,) = {leaf.shape[0] for leaf in jax.tree.leaves(plan)}
     step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
@@ -130,12 +145,17 @@ def collect(
             keys, actors.env_state, action, env_params
         )
         reward = reward.astype(jnp.float32)
+        valid = None if actors.resting is None else ~actors.resting
+        if valid is not None:
+            reward = jnp.where(valid, reward, 0)
+            terminated, truncated = terminated & valid, truncated & valid
         ended = terminated | truncated
         terminated = terminated if slots else ended
         truncated = truncated & ~terminated
-        led_to = info["final_observation"].astype(obs.dtype)
+        led_to = obs if valid is not None else info["final_observation"]
+        led_to = led_to.astype(obs.dtype)
         # A select per slot: a scatter inside a loop is slow on CPU.
-        write = truncated[None] & (jnp.arange(slots)[:, None] == slot[None])
+        write = truncated[None] & (jnp.arange(hidden)[:, None] == slot[None])
         write = write.reshape(*write.shape, *(1,) * (obs.ndim - 1))
         final_obs = jnp.where(write, led_to[None], final_obs)
         row = Steps(
@@ -148,9 +168,10 @@ def collect(
             slot=slot,
             extra=extra,
             next_obs=led_to if keep_next else None,
+            valid=valid,
         )
         total = actors.episode_return + reward
-        length = actors.episode_length + 1
+        length = actors.episode_length + (1 if valid is None else valid.astype(int))
         totals = Totals(
             episodes=totals.episodes + ended.sum(dtype=jnp.int32),
             return_sum=totals.return_sum + jnp.where(ended, total, 0).sum(),
@@ -162,9 +183,10 @@ def collect(
         actors = Actors(
             env_state=env_state,
             obs=obs,
-            first=ended,
+            first=ended if actors.resting is None else actors.resting,
             episode_return=jnp.where(ended, 0, total),
             episode_length=jnp.where(ended, 0, length),
+            resting=None if actors.resting is None else ended,
         )
         slot = slot + truncated.astype(jnp.int32)
         return (actors, memory, final_obs, slot, totals), row
@@ -173,7 +195,7 @@ def collect(
     begin = (
         actors,
         memory,
-        jnp.zeros((slots, *actors.obs.shape), actors.obs.dtype),
+        jnp.zeros((hidden, *actors.obs.shape), actors.obs.dtype),
         jnp.zeros(num_envs, jnp.int32),
         Totals(none, jnp.zeros(()), none, none),
     )
@@ -181,7 +203,9 @@ def collect(
     (actors, memory, final_obs, slot, totals), steps = jax.lax.scan(
         advance, begin, (plan, keys)
     )
-    lost = jnp.maximum(slot - slots, 0).sum(dtype=jnp.int32)
+    lost = none
+    if actors.resting is None:
+        lost = jnp.maximum(slot - slots, 0).sum(dtype=jnp.int32)
     return actors, memory, Rollout(steps, final_obs, totals, lost)
 
 
@@ -215,7 +239,11 @@ def next_values(
 
 
 def num_slots(
-    num_steps: int, bootstrap: bool, given: int | None, env_params: Any
+    num_steps: int,
+    bootstrap: bool,
+    given: int | None,
+    env_params: Any,
+    env: Any = None,
 ) -> int:
     """K: how many truncated steps one environment can have within a rollout.
 
@@ -224,12 +252,18 @@ def num_slots(
       bootstrap: False gives 0 slots.
       given: the answer, if the caller knows it.
       env_params: else the answer follows from its time limit, ceil(T / limit).
+      env: one with next-step auto-reset hides no observation, so that 1 will do; None:
+        same-step.
 
     Raises:
-      ValueError: if the time limit is not known either.
+      ValueError: if the time limit is not known either, and for an environment without
+        auto-reset.
     """
+    next_step = environment.resets_on_next_step(env)
     if not bootstrap:
         return 0
+    if next_step:
+        return 1
     if given is not None:
         return given
     limit = environment.time_limit(env_params)
@@ -249,7 +283,15 @@ def shuffle(
 
     Sorting random words is a uniform shuffle but for ties, which are as rare as
     size^2 / 2^33 and only keep two neighbours in order.
+
+    Raises:
+      ValueError: if the minibatches are not of equal size.
     """
+    if size % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must divide the {size} samples of a "
+            f"shard; lower it, or use fewer shards"
+        )
     words = jax.random.bits(key, (num_epochs, size), jnp.uint32)
     order = jnp.argsort(words, axis=-1)
     return order.reshape(num_epochs * num_minibatches, size // num_minibatches)

@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxlab.smc import kernels, pilot, tempered
-from jaxlab.smc.eig import datasets, estimate_batch, outer
+from jaxlab.smc.eig import COMPARE, datasets, estimate_batch, outer
 from jaxlab.smc.models.model import BoedModel
 from jaxlab.smc.reverse_annealed import Config
 
@@ -66,7 +66,7 @@ def successive_halving(
     key,
     model: BoedModel,
     designs: Array,
-    config: Config = Config(n_temps=50),  # noqa: B008 (frozen)
+    config: Config = COMPARE,
     *,
     n_outer: int = 64,
     keep: int = 1,
@@ -81,7 +81,7 @@ def successive_halving(
       key: consumed.
       model: the experiment.
       designs: `[D, ...]`.
-      config: cheap settings will do, for designs share their bias.
+      config: cheap settings will do, as long as designs share their bias.
       n_outer: data sets of the first round.
       keep: designs of the last round.
       **options: of `eig.estimate_batch`.

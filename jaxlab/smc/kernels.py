@@ -219,18 +219,27 @@ def cycle(*members: Kernel) -> Kernel:
     return Kernel(members[0].init, step, members[0].init_evals, tuned=False)
 
 
-def from_blackjax(make: Callable, evals_per_step: int) -> Kernel:
-    """Any blackjax sampler as a kernel.
+def from_blackjax(make: Callable, evals_per_step: int, tuned: bool = True) -> Kernel:
+    """Any blackjax sampler as a kernel, for either direction of annealing.
 
         from_blackjax(lambda logdensity, chol: blackjax.additive_step_random_walk(
             logdensity, blackjax.mcmc.random_walk.normal(chol)), evals_per_step=3)
+        from_blackjax(lambda logdensity, _: blackjax.mala(logdensity, 0.1),
+            evals_per_step=5, tuned=False)
 
     Args:
       make: `(logdensity, params) -> SamplingAlgorithm` with `init(u)` and
         `step(key, state) -> state, info`; the state has a `position`.
       evals_per_step: likelihood evaluations to count for a move. The sampler's `init`
         and the log-likelihood at the new position cost one each, on top of its own.
+      tuned: `params` is to be a Cholesky factor of the target's covariance at each
+        temperature (see `Kernel.tuned`); False if `make` needs none.
+
+    Raises:
+      ValueError: if `evals_per_step` is negative.
     """
+    if evals_per_step < 0:
+        raise ValueError(f"evals_per_step={evals_per_step} must not be negative")
 
     def step(key, particle, target, beta, params):
         sampler = make(lambda u: target.log_density(u, beta), params)
@@ -241,7 +250,7 @@ def from_blackjax(make: Callable, evals_per_step: int) -> Kernel:
         accept = jnp.asarray(rate, moved.loglik.dtype)
         return moved, MoveInfo(accept, cost, _nonfinite(moved))
 
-    return Kernel(_evaluate, step)
+    return Kernel(_evaluate, step, tuned=tuned)
 
 
 NAMES = ("rwmh", "mala", "hmc", "slice", "laplace", "laplace_rw")

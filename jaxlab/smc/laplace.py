@@ -136,7 +136,7 @@ def importance_evidence(
       loglik: `u -> log p(y | u)`; the prior is N(0, I).
       fit: where the proposal sits; its precision is `I + F`.
       num_draws: `M`, even.
-      dof: degrees of freedom; heavy tails keep the weights bounded.
+      dof: degrees of freedom, an integer; heavy tails keep the weights bounded.
       correct: add `(1/ESS - 1/M) / 2`, the first-order Jensen bias of the logarithm.
 
     Raises:
@@ -150,7 +150,7 @@ def importance_evidence(
     key_normal, key_chi = jax.random.split(key)
     half = num_draws // 2
     z = jax.random.normal(key_normal, (half, dim), dtype)
-    chi2 = 2 * jax.random.gamma(key_chi, 0.5 * dof, (half,), dtype)
+    chi2 = jnp.sum(jax.random.normal(key_chi, (dof, half), dtype) ** 2, axis=0)
     t = z * jnp.sqrt(dof / chi2)[:, None]
     t = jnp.concatenate([t, -t])
     precision_chol = jnp.linalg.cholesky(jnp.eye(dim, dtype=dtype) + fit.fisher)

@@ -54,7 +54,9 @@ def test_forced_blocks_are_added_by_place():
         (("diagonal", False), ("last_rows_dense", 2)): below & (i >= 4),
     }
     for options, expected in cases.items():
-        np.testing.assert_array_equal(block_masks.force(none, **dict(options)), expected)
+        np.testing.assert_array_equal(
+            block_masks.force(none, **dict(options)), expected
+        )
     kept = block_masks.force(jnp.ones((6, 6), bool), diagonal=False)
     np.testing.assert_array_equal(kept, below)
 

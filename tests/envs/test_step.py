@@ -216,7 +216,7 @@ def test_a_reachability_flood_is_not_the_view():
     """A peer lights what can be reached; light does not turn back round a corner."""
     rows = ["......."] * 5 + [".....#."] * 2
     clear = jnp.array([[rows[j][i] == "." for j in range(7)] for i in range(7)])
-    lit = np.asarray(view.lit(clear))
+    lit = np.asarray(view.lit(clear.reshape(-1))).reshape(7, 7)
     reachable = np.zeros((9, 9), bool)
     inner = np.pad(np.asarray(clear), 1)
     reachable[4, 7] = True  # the agent, one cell of padding apart

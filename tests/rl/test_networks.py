@@ -309,43 +309,6 @@ SMALL = HadamaxConfig.minatar(channels=(4, 6), features=8, head_scale=1.0)
 X = jax.random.uniform(jax.random.key(5), (2, 10, 10, 4))
 
 
-@functools.cache
-def default_output():
-    return output()
-
-
-def output(**changes):
-    config = dataclasses.replace(SMALL, **changes)
-    net, params = network(networks.Hadamax, 3, config, shape=X.shape[1:])
-    return jax.jit(net.apply)(params, X)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"branches": 1},
-        {"branches": 1, "channels": (8, 12)},
-        {"branches": 3},
-        {"combine": "sum"},
-        {"combine": "concat"},
-        {"combine_after_pool": True},
-        {"activation": "relu"},
-        {"activation": "tanh"},
-        {"norm": "none"},
-        {"pooling": "avg"},
-        {"pooling": "stride"},
-        {"dense_branches": 2},
-        {"embedding": 3},
-    ],
-    ids=str,
-)
-def test_every_switch_does_something(changes):
-    q = output(**changes)
-    assert q.shape == (2, 3)
-    assert jnp.isfinite(q).all()
-    assert not np.allclose(q, default_output(), atol=1e-4)
-
-
 def test_the_product_is_taken_before_the_pooling():
     config = HadamaxConfig.minatar(channels=(2, 2))
     net, params = network(Parts, config, shape=X.shape[1:])

@@ -1,7 +1,8 @@
 """Run by the peer's interpreter from the repository root: blackjax in our sampler.
 
 Prints one JSON object: log evidences of one data set of the cubic, by our tempered SMC
-with blackjax' kernels, by blackjax' own adaptive tempered SMC, and by ours.
+with blackjax' kernels, by blackjax' own adaptive tempered SMC, and by ours; and the
+information gain of the cubic by our reverse and forward chains with its kernels.
 """
 
 import json
@@ -11,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxlab import smc
-from jaxlab.smc import kernels, schedules, tempered
+from jaxlab.smc import eig, kernels, schedules, tempered
 from jaxlab.smc.models import linear_gaussian as lg
 
 K, T, SEEDS = 256, 12, 20
+CHAINS = smc.Config(n_temps=40, n_moves=3, pilot_draws=64)
 
 model = smc.models.get("lg", sigma=1.0)
 xi = jnp.asarray([-1.0, -1 / 3, 1 / 3, 1.0], jnp.float32)
@@ -53,6 +55,21 @@ def plugged(kernel, params):
 
     runs = [run(jax.random.key(seed)) for seed in range(SEEDS)]
     return [float(r[0]) for r in runs], int(runs[0][1])
+
+
+def make_mala(logdensity, params):
+    assert params is None  # of a kernel that is not `tuned`
+    return blackjax.mala(logdensity, 0.2)
+
+
+def information(kernel, **options):
+    """Expected information gain by chains that one of their kernels moves."""
+    result = eig.estimate(
+        jax.random.key(0), model, xi, CHAINS, n_outer=512, kernel=kernel, **options
+    )
+    names = ("value", "se", "lower", "upper")
+    row = {name: float(getattr(result, name)) for name in names}
+    return {**row, "evals": int(result.samples.n_evals[0])}
 
 
 def theirs():
@@ -107,11 +124,20 @@ def ours():
 walk, walk_evals = plugged(
     kernels.from_blackjax(make_walk, evals_per_step=3), jnp.eye(4)
 )
+SCALE = 2.38 / 2  # what our own random walk takes
 nuts, _ = plugged(kernels.from_blackjax(make_nuts, evals_per_step=1), jnp.ones(4))
 print(
     json.dumps(
         {
             "exact": float(lg.log_evidence(y, xi, 1.0)),
+            "exact_gain": float(lg.exact_eig(xi, 1.0)),
+            "gain_own": information("rwmh"),
+            "gain_walk": information(
+                kernels.from_blackjax(make_walk, evals_per_step=3), step_scale=SCALE
+            ),
+            "gain_mala": information(
+                kernels.from_blackjax(make_mala, evals_per_step=5, tuned=False)
+            ),
             "walk": walk,
             "walk_evals": walk_evals,
             "nuts": nuts,

@@ -18,10 +18,13 @@ class Network(NamedTuple):
 
     `init` takes one observation (its shape and dtype matter, not its values), `apply`
     a batch `[B, ...]` of them and returns `[B, A]`. `params` is a nested dict.
+    `features(params, obs) -> [B, F]` is what the head sees, for `diagnostics`; modules
+    of other libraries need not have it.
     """
 
     init: Callable[[PRNGKeyArray, Array], PyTree]
     apply: Callable[..., Any]
+    features: Callable[..., Any] | None = None
 
 
 def from_nnx(
@@ -82,7 +85,12 @@ def from_nnx(
         obs = prepare(obs)
         return nnx.merge(structure(obs.shape[batch_axes:]), params)(obs, *rest)
 
-    return Network(init, apply)
+    def features(params, obs, *rest):
+        obs = prepare(obs)
+        module: Any = nnx.merge(structure(obs.shape[batch_axes:]), params)
+        return module.features(obs, *rest)
+
+    return Network(init, apply, features if hasattr(factory, "features") else None)
 
 
 def from_linen(

@@ -1,6 +1,6 @@
 """Expected information gain of an experiment: estimators that share one result type."""
 
-from jaxlab.smc.eig.annealed import estimate, estimate_batch, smc
+from jaxlab.smc.eig.annealed import COMPARE, estimate, estimate_batch, smc
 from jaxlab.smc.eig.baselines import laplace_is, linear_gaussian, nmc, nmc_reuse, pce
 from jaxlab.smc.eig.budget import Plan, plan_budget
 from jaxlab.smc.eig.result import (
@@ -12,6 +12,7 @@ from jaxlab.smc.eig.result import (
 )
 
 __all__ = [
+    "COMPARE",
     "EIGResult",
     "Plan",
     "Sample",

@@ -182,6 +182,14 @@ def _blocks(num, largest=256):
     return block, -(-num // block)
 
 
+def _log_sums(values):
+    """log sum exp of `values` and of their doubles, from one round of exponentials."""
+    top = jnp.max(values)
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    weights = jnp.exp(values - top)
+    return top + jnp.log(jnp.sum(weights)), 2 * top + jnp.log(jnp.sum(weights**2))
+
+
 def _prior_logsumexp(key, model, xi, y, num):
     """log sum of likelihoods, and of their squares, over `num` prior draws."""
     block, count = _blocks(num)
@@ -191,10 +199,7 @@ def _prior_logsumexp(key, model, xi, y, num):
         values = jax.vmap(lambda v: model.loglik(v, y, xi))(u)
         inside = i * block + jnp.arange(block) < num
         values = jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf)
-        total, squares = carry
-        total = jnp.logaddexp(total, jax.nn.logsumexp(values))
-        squares = jnp.logaddexp(squares, jax.nn.logsumexp(2 * values))
-        return (total, squares), None
+        return tuple(map(jnp.logaddexp, carry, _log_sums(values))), None
 
     nothing = jnp.full((), -jnp.inf, y.dtype)
     totals, _ = jax.lax.scan(add, (nothing, nothing), jnp.arange(count))
@@ -222,14 +227,10 @@ def _reuse(key, xi, *, model, n_inner, points):
         def density(y):
             z = (y[None, :] - predicted) / model.sigma
             values = constant - 0.5 * jnp.sum(z * z, axis=-1)
-            values = jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf)
-            return jax.nn.logsumexp(values), jax.nn.logsumexp(2 * values)
+            return _log_sums(jnp.where(inside & ~jnp.isnan(values), values, -jnp.inf))
 
-        total, squares = jax.lax.map(density, y, batch_size=min(points.chunk, n_outer))
-        return (
-            jnp.logaddexp(carry[0], total),
-            jnp.logaddexp(carry[1], squares),
-        ), None
+        sums = jax.lax.map(density, y, batch_size=min(points.chunk, n_outer))
+        return tuple(map(jnp.logaddexp, carry, sums)), None
 
     nothing = jnp.full((n_outer,), -jnp.inf, dtype)
     (total, squares), _ = jax.lax.scan(add, (nothing, nothing), jnp.arange(count))

@@ -1,0 +1,5 @@
+"""Parts of networks as pure functions."""
+
+from jaxlab.layers import rope
+
+__all__ = ["rope"]
