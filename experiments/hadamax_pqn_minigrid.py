@@ -6,7 +6,7 @@ Expected: 0.98 (12 of 12 fresh seeds reach 0.9), random policy 0.05; 3 min on 2 
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
 from typing import Any, Literal
 
 import jax
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs
-from envs.minigrid import cells
-from experiments import training
+from experiments import missions, training
 from jaxlab import io
 from jaxlab.rl import evaluate, loop, networks, ppo, pqn, seeds
 from jaxlab.rl.algorithm import Algorithm
@@ -64,9 +63,13 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1]")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
+        if not 0 <= self.entropy_weight < math.inf:
+            raise ValueError(
+                f"entropy_weight={self.entropy_weight} must be finite and not negative"
+            )
         if self.mission and self.observation == "rgb":
             raise ValueError("mission=True needs observation='symbolic'")
-        assert self.schedule.length  # refuses counts that do not fit together
+        _ = self.schedule  # refuses counts that do not fit together
 
     @property
     def algorithm(self) -> pqn.Config | ppo.Config:
@@ -171,50 +174,6 @@ class Task:
         return self.held_out[1].direction.shape[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class WithMission:
-    """Symbolic views with the number of the mission as a fourth channel."""
-
-    env: envs.MiniGrid
-
-    @property
-    def num_actions(self) -> int:
-        return self.env.num_actions
-
-    def reset(self, key, params):
-        obs, state = self.env.reset(key, params)
-        return self.shown(obs, state), state
-
-    def step(self, key, state, action, params):
-        obs, after, *outcome, info = self.env.step(key, state, action, params)
-        final = self.shown(info["final_observation"], state)
-        info = {**info, "final_observation": final}
-        return self.shown(obs, after), after, *outcome, info
-
-    def shown(self, obs, state):
-        number = jnp.broadcast_to(state.mission, (*obs.shape[:-1], 1))
-        return jnp.concatenate([obs, number.astype(obs.dtype)], axis=-1)
-
-
-def mission_table(missions: tuple[str, ...]) -> np.ndarray:
-    """Which colours and objects each mission names, float32 `[missions, words]`.
-
-    Raises:
-      ValueError: if there are more missions than a byte can number.
-    """
-    if len(missions) > 256:
-        raise ValueError(
-            f"{len(missions)} missions do not fit into a byte; leave mission out"
-        )
-    named = [
-        word
-        for word in (*cells.COLORS, *cells.OBJECTS)
-        if any(word in text.split() for text in missions)
-    ]
-    rows = [[word in text.split() for word in named] for text in missions]
-    return np.asarray(rows, np.float32).reshape(len(missions), len(named))
-
-
 def make_task(config: Config) -> Task:
     """The environment, its levels split in two, and the network for its observations.
 
@@ -223,7 +182,6 @@ def make_task(config: Config) -> Task:
     """
     obs = {"symbolic": "symbolic_partial", "rgb": "rgb_partial"}[config.observation]
     env, params = envs.make(config.task, obs=obs)
-    seen = WithMission(env) if config.mission else env
     # One draw for both sides, with levels to spare: compiling a generator takes long.
     count = FOLDS * max(config.pool_size // (FOLDS - 2), 8 * config.eval_levels)
     drawn = env.make_pool(jax.random.key(config.seed), count)
@@ -231,22 +189,32 @@ def make_task(config: Config) -> Task:
     train = first(train, config.pool_size)
     test = first(envs.pool.unique(test), config.eval_levels)
 
+    params = dataclasses.replace(params, pool=train)
+    seen, network, algorithm = make_agent(config, env, params)
+
     def start(level):  # a reset into a pool of one level is a reset into that level
         pool = jax.tree.map(lambda leaf: leaf[None], level)
         alone = dataclasses.replace(params, pool=pool)
         return seen.reset(jax.random.key(0), alone)
 
-    missions = env.missions if config.mission else None
-    network = make_network(config, env.num_actions, missions)
-    params = dataclasses.replace(params, pool=train)
-    make: Any = pqn.make if config.agent == "pqn" else ppo.make
     return Task(
         env=seen,
         params=params,
-        algorithm=make(config.algorithm, seen, params, network),
         network=network,
+        algorithm=algorithm,
         held_out=loop.jit(jax.vmap(start))(test),
     )
+
+
+def make_agent(
+    config: Config, env: envs.MiniGrid, params: envs.Params
+) -> tuple[Any, networks.Network, Algorithm]:
+    """What the agent sees of the environment, its network, and how it learns."""
+    texts = env.missions if config.mission else None
+    network = make_network(config, env.num_actions, texts)
+    seen = missions.WithMission(env) if config.mission else env
+    make: Any = pqn.make if config.agent == "pqn" else ppo.make
+    return seen, network, make(config.algorithm, seen, params, network)
 
 
 def first(pool: envs.State, count: int) -> envs.State:
@@ -255,7 +223,7 @@ def first(pool: envs.State, count: int) -> envs.State:
 
 
 def make_network(
-    config: Config, num_actions: int, missions: tuple[str, ...] | None = None
+    config: Config, num_actions: int, texts: tuple[str, ...] | None = None
 ) -> networks.Network:
     """The encoder for symbolic or pixel views, a small head, LayerNorm everywhere."""
     symbolic = config.observation == "symbolic"
@@ -280,21 +248,11 @@ def make_network(
     elif config.agent == "ppo":
         options.pop("head_scale")  # its own, of policy and value
         module, options = networks.ActorCritic, {"torso": module, **options}
-    prepare = None
-    if symbolic:
-        prepare = one_hot if missions is None else one_hot_with(missions)
+    prepare = one_hot if symbolic else None
+    if texts is not None:
+        words = missions.planes(texts)
+        prepare = lambda obs: jnp.concatenate([one_hot(obs), words(obs)], axis=-1)  # noqa: E731
     return networks.from_nnx(module, num_actions, preprocess=prepare, **options)
-
-
-def one_hot_with(missions: tuple[str, ...]) -> Callable[[jax.Array], jax.Array]:
-    """`one_hot`, and one plane per word, of views `[B, V, V, 4]` with the mission."""
-    table = mission_table(missions)
-
-    def prepare(obs):
-        words = jnp.asarray(table)[obs[..., 3].astype(jnp.int32)]
-        return jnp.concatenate([one_hot(obs), words], axis=-1)
-
-    return prepare
 
 
 def one_hot(obs: jax.Array) -> jax.Array:
@@ -394,10 +352,10 @@ def draw(session: io.Session, config: Config, task: Task, result: Result) -> Non
 
 def film(task: Task, params: Any, levels: int = 4, tile_size: int = 16) -> np.ndarray:
     """Frames `[T, H, W, 3]` of the greedy policy's first steps on held-out levels."""
-    shown = task.env.env if isinstance(task.env, WithMission) else task.env
+    shown = task.env.env if isinstance(task.env, missions.WithMission) else task.env
     look, _ = envs.make(shown.name, obs="rgb_full", tile_size=tile_size)
     still: Any = envs.make(shown.name, obs=shown.obs, auto_reset="disabled")[0]
-    still = WithMission(still) if shown is not task.env else still
+    still = missions.WithMission(still) if shown is not task.env else still
     limit = min(int(task.params.max_steps_in_episode), FILMED_STEPS)
 
     def advance(carry, _):

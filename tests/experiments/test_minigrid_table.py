@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs.minigrid import cells
 from experiments import hadamax_pqn_minigrid as minigrid
 from experiments import minigrid_table as table
+from experiments import missions
 from jaxlab import io
 
 SMOKE = table.PRESETS["smoke"]
@@ -89,10 +91,9 @@ def test_a_view_with_its_mission_says_what_to_fetch():
     obs, state = task.held_out
     assert obs.shape == (task.levels, 7, 7, 4)
     texts = task.env.env.missions
-    prepare = minigrid.one_hot_with(texts)
-    planes = np.asarray(prepare(obs))[..., 20:]
+    planes = np.asarray(missions.planes(texts)(obs))
     assert planes.shape[-1] == 8  # six colours, key and ball
-    order = [*minigrid.cells.COLORS, "key", "ball"]
+    order = [*cells.COLORS, "key", "ball"]
     for level in range(task.levels):
         words = texts[int(state.mission[level])].split()
         expected = [float(word in words) for word in order]
@@ -119,7 +120,7 @@ def test_missions_need_symbolic_views_and_a_byte():
     with pytest.raises(ValueError, match="mission=True needs observation='symbolic'"):
         dataclasses.replace(FETCH, observation="rgb")
     with pytest.raises(ValueError, match="257 missions do not fit into a byte"):
-        minigrid.mission_table(("get a red ball",) * 257)
+        missions.table(("get a red ball",) * 257)
 
 
 @pytest.mark.parametrize("encoder", ["hadamax", "cnn", "mlp"])
