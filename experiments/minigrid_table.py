@@ -163,17 +163,16 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     curves = np.full((*table.shape[:1], config.evaluations, config.num_seeds), np.nan)
     done, (table, curves) = session.checkpoints.restore((table, curves))
     table, curves = np.array(table), np.array(curves)
-    with session.progress(len(config.cells), start=done, unit="cells") as bar:
-        for index, (task, agent) in list(enumerate(config.cells))[done:]:
-            cell = config.cell(task, agent)
-            with session.part(f"{task}-{agent}", cell) as part:
-                table[index], curve = measured(cell, part)
-            curves[index, : len(curve)] = curve
-            step = index + 1
-            session.metrics.write(step, {"success": table[index, :-1]})
-            session.checkpoints.save(step, (table, curves))
-            bar.update(step)
-            session.exit_if_stopped(step, (table, curves))
+    for index, (task, agent) in list(enumerate(config.cells))[done:]:
+        session.note(f"{task}, {agent}: cell {index + 1} of {len(config.cells)}")
+        cell = config.cell(task, agent)
+        with session.part(f"{task}-{agent}", cell) as part:
+            table[index], curve = measured(cell, part)
+        curves[index, : len(curve)] = curve
+        step = index + 1
+        session.metrics.write(step, {"success": table[index, :-1]})
+        session.checkpoints.save(step, (table, curves))
+        session.exit_if_stopped(step, (table, curves))
     return Result(
         tuple(
             _row(config, *cell, table[index], curves[index])

@@ -148,6 +148,7 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     done, returns = session.checkpoints.restore(returns)
     returns = np.array(returns)
     for index, (game, encoder) in list(enumerate(config.cells))[done:]:
+        session.note(f"{game}, {encoder}: cell {index + 1} of {len(config.cells)}")
         with session.part(f"{game}-{encoder}", config) as part:
             returns[index] = train(config, game, encoder, part)
         session.metrics.write(index + 1, {"return": returns[index]})
