@@ -6,6 +6,7 @@ Expected: 0.98 (12 of 12 fresh seeds reach 0.9), random policy 0.05; 3 min on 2 
 """
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs
+from experiments import missions, training
 from jaxlab import io
-from jaxlab.rl import evaluate, loop, networks, pqn, seeds
+from jaxlab.rl import evaluate, loop, networks, ppo, pqn, seeds
+from jaxlab.rl.algorithm import Algorithm
 
 FOLDS = 5  # one of which is held out
 FILMED_STEPS = 100  # of an episode, at most
@@ -26,7 +29,9 @@ class Config:
 
     task: str = "MiniGrid-DoorKey-6x6-v0"  # any id of `envs.registered()`
     observation: Literal["symbolic", "rgb"] = "symbolic"  # of the 7x7 partial view
+    mission: bool = False  # show the colours and objects that the mission names
     encoder: Literal["hadamax", "cnn", "mlp"] = "hadamax"
+    agent: Literal["pqn", "ppo"] = "pqn"  # ppo: with entropy for epsilon
     seed: int = 0  # the first of `num_seeds` seeds
     num_seeds: int = 4  # trained together; a multiple of the number of devices
     total_steps: int = 450_000  # environment steps
@@ -37,6 +42,7 @@ class Config:
     learning_rate: float = 3e-4  # annealed to 0: greedy success comes at the end
     gamma: float = 0.97  # values one step apart must differ, or greedy turns in circles
     q_lambda: float = 0.95  # 0.65, as for Atari, collapses on sparse rewards
+    entropy_weight: float = 0.01  # of PPO
     epsilon_start: float = 1.0
     epsilon_finish: float = 0.15  # lower, or sooner, loses seeds for good
     epsilon_decay: float = 0.5  # fraction of the run
@@ -47,7 +53,7 @@ class Config:
     evaluations: int = 6  # during the run, with a checkpoint after each
 
     def __post_init__(self):
-        for name in ("num_seeds", "pool_size", "eval_levels", "evaluations"):
+        for name in ("pool_size", "eval_levels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.fold < FOLDS:
@@ -57,15 +63,18 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1]")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
-        if self.evaluations > self.algorithm.num_updates:
+        if not 0 <= self.entropy_weight < math.inf:
             raise ValueError(
-                f"evaluations={self.evaluations} must not exceed the number of "
-                f"updates, {self.algorithm.num_updates}; raise total_steps"
+                f"entropy_weight={self.entropy_weight} must be finite and not negative"
             )
+        if self.mission and self.observation == "rgb":
+            raise ValueError("mission=True needs observation='symbolic'")
+        _ = self.schedule  # refuses counts that do not fit together
 
     @property
-    def algorithm(self) -> pqn.Config:
-        return pqn.Config(
+    def algorithm(self) -> pqn.Config | ppo.Config:
+        kind = pqn.Config if self.agent == "pqn" else ppo.Config
+        return kind(
             total_steps=self.total_steps,
             num_envs=self.num_envs,
             num_steps=self.num_steps,
@@ -76,7 +85,14 @@ class Config:
         )
 
     @property
-    def hparams(self) -> pqn.HParams:
+    def hparams(self) -> pqn.HParams | ppo.HParams:
+        if self.agent == "ppo":
+            return ppo.HParams(
+                learning_rate=self.learning_rate,
+                gamma=self.gamma,
+                lambda_=self.q_lambda,
+                entropy_weight=self.entropy_weight,
+            )
         return pqn.HParams(
             learning_rate=self.learning_rate,
             gamma=self.gamma,
@@ -85,6 +101,16 @@ class Config:
             epsilon_finish=self.epsilon_finish,
             epsilon_decay=self.epsilon_decay,
             epsilon_spread=self.epsilon_spread,
+        )
+
+    @property
+    def schedule(self) -> training.Schedule:
+        return training.Schedule(
+            seed=self.seed,
+            num_seeds=self.num_seeds,
+            num_updates=self.algorithm.num_updates,
+            steps_per_update=self.algorithm.steps_per_update,
+            evaluations=self.evaluations,
         )
 
 
@@ -137,8 +163,9 @@ class Result:
 class Task:
     """Environment with its training levels, network, and starts on held-out levels."""
 
-    env: envs.MiniGrid
+    env: Any  # MiniGrid's, or that with its mission
     params: envs.Params
+    algorithm: Algorithm
     network: networks.Network
     held_out: tuple[Any, envs.State]  # observations and states, one per level
 
@@ -162,17 +189,32 @@ def make_task(config: Config) -> Task:
     train = first(train, config.pool_size)
     test = first(envs.pool.unique(test), config.eval_levels)
 
+    params = dataclasses.replace(params, pool=train)
+    seen, network, algorithm = make_agent(config, env, params)
+
     def start(level):  # a reset into a pool of one level is a reset into that level
         pool = jax.tree.map(lambda leaf: leaf[None], level)
         alone = dataclasses.replace(params, pool=pool)
-        return env.reset(jax.random.key(0), alone)
+        return seen.reset(jax.random.key(0), alone)
 
     return Task(
-        env=env,
-        params=dataclasses.replace(params, pool=train),
-        network=make_network(config, env.num_actions),
+        env=seen,
+        params=params,
+        network=network,
+        algorithm=algorithm,
         held_out=loop.jit(jax.vmap(start))(test),
     )
+
+
+def make_agent(
+    config: Config, env: envs.MiniGrid, params: envs.Params
+) -> tuple[Any, networks.Network, Algorithm]:
+    """What the agent sees of the environment, its network, and how it learns."""
+    texts = env.missions if config.mission else None
+    network = make_network(config, env.num_actions, texts)
+    seen = missions.WithMission(env) if config.mission else env
+    make: Any = pqn.make if config.agent == "pqn" else ppo.make
+    return seen, network, make(config.algorithm, seen, params, network)
 
 
 def first(pool: envs.State, count: int) -> envs.State:
@@ -180,28 +222,37 @@ def first(pool: envs.State, count: int) -> envs.State:
     return jax.tree.map(lambda leaf: leaf[:count], pool)
 
 
-def make_network(config: Config, num_actions: int) -> networks.Network:
+def make_network(
+    config: Config, num_actions: int, texts: tuple[str, ...] | None = None
+) -> networks.Network:
     """The encoder for symbolic or pixel views, a small head, LayerNorm everywhere."""
     symbolic = config.observation == "symbolic"
-    shared: dict[str, Any] = {"preprocess": one_hot if symbolic else None}
     plain = {
         "activation": "gelu",
         "head_scale": 0.01,
         "obs_scale": 1.0 if symbolic else 1 / 255,
     }
+    options: dict[str, Any]
     if config.encoder == "hadamax":
-        sizes = (
-            networks.HadamaxConfig.minigrid
-            if symbolic
-            else (networks.HadamaxConfig.minigrid_rgb)
-        )
-        return networks.from_nnx(networks.Hadamax, num_actions, sizes(), **shared)
-    if config.encoder == "cnn":
-        cnn = networks.MinAtarCNN if symbolic else networks.NatureCNN
-        return networks.from_nnx(cnn, num_actions, **plain, **shared)
-    return networks.from_nnx(
-        networks.MLP, num_actions, hidden=(128, 128), **plain, **shared
-    )
+        module = networks.Hadamax
+        hadamax = networks.HadamaxConfig
+        sizes = hadamax.minigrid() if symbolic else hadamax.minigrid_rgb()
+        options = {"config": sizes}
+    elif config.encoder == "cnn":
+        module, options = networks.MinAtarCNN, plain
+        module = module if symbolic else networks.NatureCNN
+    else:
+        module, options = networks.MLP, {"hidden": (128, 128), **plain}
+    if config.agent == "ppo" and module is networks.Hadamax:
+        num_actions += 1  # the value, of the same features
+    elif config.agent == "ppo":
+        options.pop("head_scale")  # its own, of policy and value
+        module, options = networks.ActorCritic, {"torso": module, **options}
+    prepare = one_hot if symbolic else None
+    if texts is not None:
+        words = missions.planes(texts)
+        prepare = lambda obs: jnp.concatenate([one_hot(obs), words(obs)], axis=-1)  # noqa: E731
+    return networks.from_nnx(module, num_actions, preprocess=prepare, **options)
 
 
 def one_hot(obs: jax.Array) -> jax.Array:
@@ -218,35 +269,14 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     """Train all seeds, judge them on held-out levels, draw the curve and the agent."""
     session = session or io.Session.null()
     task = make_task(config)
-    algorithm = pqn.make(config.algorithm, task.env, task.params, task.network)
     judge = make_judge(task, config.num_seeds)
-    length = -(-config.algorithm.num_updates // config.evaluations)
-
-    step, state = session.checkpoints.restore(first_state(config, algorithm))
-    chunk = loop.compiled(algorithm.update, length, num_seeds=config.num_seeds)
-    with session.progress(config.total_steps, start=step) as bar:
-
-        def after(event: loop.Event) -> None:
-            step = event.update * config.algorithm.steps_per_update
-            greedy, _ = judge(event.state.params, 0.0)
-            session.metrics.write(step, summary(event.metrics) | {"success": greedy})
-            bar.update(step, success=greedy.mean())
-            session.checkpoints.save(step, event.state)
-            session.exit_if_stopped(step, event.state)
-
-        try:
-            state = loop.run(
-                chunk,
-                state,
-                config.hparams,
-                num_updates=config.algorithm.num_updates,
-                length=length,
-                hooks=[after],
-            )
-        except loop.NonFiniteError as error:
-            session.keep_failed(error.update, error.state)
-            raise
-
+    state = training.train(
+        session,
+        task.algorithm,
+        config.hparams,
+        config.schedule,
+        lambda params: {"success": judge(params, 0.0)[0]},
+    )
     result = Result(
         greedy=judge(state.params, 0.0)[0],
         exploring=judge(state.params, 0.05)[0],
@@ -259,22 +289,12 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     return result
 
 
-def first_state(config: Config, algorithm: pqn.Algorithm) -> pqn.State:
-    """The start of every seed; seed `i` is the same whatever runs beside it."""
-    count = config.num_seeds
-    hparams = seeds.repeat(config.hparams, count)
-    keys = jax.vmap(jax.random.key)(jnp.arange(config.seed, config.seed + count))
-    return loop.jit(seeds.over(algorithm.init))(keys, hparams)
-
-
 def make_judge(task: Task, num_seeds: int):
     """`(params of all seeds, epsilon) -> success, mean length`, NumPy, per seed."""
 
     def one(params, epsilon):
         def act(obs, key):
-            return pqn.exploration.epsilon_greedy(
-                key, task.network.apply(params, obs), epsilon
-            )
+            return task.algorithm.policy(params, obs, key, epsilon)
 
         episodes = evaluate.episodes(
             jax.random.key(0),  # the same draws at each call: only params differ
@@ -296,21 +316,6 @@ def make_judge(task: Task, num_seeds: int):
     return judge
 
 
-def summary(metrics: pqn.Metrics) -> dict[str, Any]:
-    """What a chunk of updates logs; arrays hold one entry per seed."""
-    episodes = metrics.episodes.sum(axis=-1)
-    return {
-        "training_success": metrics.positive_sum.sum(axis=-1) / np.maximum(episodes, 1),
-        "training_return": loop.mean_return(metrics),
-        "episodes": episodes,
-        "loss": metrics.loss.mean(axis=-1),
-        "q_mean": metrics.q_mean[:, -1],
-        "grad_norm": metrics.grad_norm.mean(axis=-1),
-        "epsilon": metrics.epsilon[0, -1],
-        "learning_rate": metrics.learning_rate[0, -1],
-    }
-
-
 def draw(session: io.Session, config: Config, task: Task, result: Result) -> None:
     """Learning curve, picture of the best seed at work, and its weights."""
     assert session.directory is not None
@@ -327,7 +332,8 @@ def draw(session: io.Session, config: Config, task: Task, result: Result) -> Non
         },
         xlabel="environment steps per seed",
         ylabel="success",
-        title=f"{config.encoder} PQN, {task.env.name}, {config.num_seeds} seeds",
+        title=f"{config.encoder} {config.agent.upper()}, {config.task}, "
+        f"{config.num_seeds} seeds",
         lines={"random policy": float(result.random.mean())},
     )
     best = int(np.argmax(result.greedy))
@@ -346,15 +352,17 @@ def draw(session: io.Session, config: Config, task: Task, result: Result) -> Non
 
 def film(task: Task, params: Any, levels: int = 4, tile_size: int = 16) -> np.ndarray:
     """Frames `[T, H, W, 3]` of the greedy policy's first steps on held-out levels."""
-    look, _ = envs.make(task.env.name, obs="rgb_full", tile_size=tile_size)
-    still, _ = envs.make(task.env.name, obs=task.env.obs, auto_reset="disabled")
+    shown = task.env.env if isinstance(task.env, missions.WithMission) else task.env
+    look, _ = envs.make(shown.name, obs="rgb_full", tile_size=tile_size)
+    still: Any = envs.make(shown.name, obs=shown.obs, auto_reset="disabled")[0]
+    still = missions.WithMission(still) if shown is not task.env else still
     limit = min(int(task.params.max_steps_in_episode), FILMED_STEPS)
 
     def advance(carry, _):
         obs, state = carry
-        action = jnp.argmax(task.network.apply(params, obs[None])[0])
+        action = task.algorithm.policy(params, obs[None], jax.random.key(0))[0]
         obs, after, _, terminated, truncated, _ = still.step(
-            jax.random.key(0), state, action.astype(jnp.int32), task.params
+            jax.random.key(0), state, action, task.params
         )
         return (obs, after), (look.observation(after), terminated | truncated)
 

@@ -43,7 +43,7 @@ class Config:
     def __post_init__(self):
         if self.eval_episodes < 1:
             raise ValueError(f"eval_episodes={self.eval_episodes} must be at least 1")
-        assert self.schedule.length  # refuses counts that do not fit together
+        _ = self.schedule  # refuses counts that do not fit together
 
     @property
     def algorithm(self) -> pqn.Config:

@@ -50,7 +50,7 @@ class Config:
                 raise ValueError(f"{name}={chosen} must name at least one, each once")
         if self.eval_episodes < 1:
             raise ValueError(f"eval_episodes={self.eval_episodes} must be at least 1")
-        assert self.schedule.length  # refuses counts that do not fit together
+        _ = self.schedule  # refuses counts that do not fit together
 
     @property
     def algorithm(self) -> pqn.Config:
@@ -148,6 +148,7 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     done, returns = session.checkpoints.restore(returns)
     returns = np.array(returns)
     for index, (game, encoder) in list(enumerate(config.cells))[done:]:
+        session.note(f"{game}, {encoder}: cell {index + 1} of {len(config.cells)}")
         with session.part(f"{game}-{encoder}", config) as part:
             returns[index] = train(config, game, encoder, part)
         session.metrics.write(index + 1, {"return": returns[index]})

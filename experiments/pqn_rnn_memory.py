@@ -51,7 +51,7 @@ class Config:
         for name in ("eval_episodes", "memory_length", "size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        assert self.schedule.length  # refuses counts that do not fit together
+        _ = self.schedule  # refuses counts that do not fit together
 
     @property
     def algorithm(self) -> pqn_rnn.Config:

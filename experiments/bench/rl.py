@@ -13,8 +13,13 @@ import dataclasses
 import json
 import pathlib
 import sys
+import time
+
+import jax
+import jax.numpy as jnp
 
 from experiments.bench import harness
+from jaxlab.rl import loop, parity, pqn
 
 ROUNDS = 2  # of one process each, ours and theirs in turn
 
@@ -24,50 +29,48 @@ class Task:
     """One published configuration, for both sides.
 
     Attributes:
-      name: for `gymnax.make`.
+      env: for `gymnax.make`.
+      settings: for `parity.purejaxql`, which has counts, numbers and network.
       steps: environment steps of a run.
       floor: return that a program which learns exceeds at the end; a random policy
         reaches less than half of it.
-      ours: fields of `pqn.Config`.
-      hparams: fields of `pqn.HParams`.
-      peer: the peer's script, and its keys beside the shared ones.
+      script: the peer's module, and `sizes` its keys for the network.
     """
 
-    name: str
+    env: str
+    settings: str
     steps: int
     floor: float
-    ours: dict
-    hparams: dict
-    peer: tuple[str, dict]
+    script: str
+    sizes: dict
+
+    @property
+    def published(self) -> parity.Published:
+        return parity.purejaxql(self.settings, self.steps)
 
 
 TASKS = {
     "CartPole": Task(
-        name="CartPole-v1",
+        env="CartPole-v1",
+        settings="CartPole",
         steps=98_304,
         floor=44.0,  # random: 22
-        ours={"num_envs": 32, "num_steps": 64, "num_minibatches": 16, "num_epochs": 4},
-        hparams={"reward_scale": 0.1},  # the defaults are the published numbers
-        peer=("pqn_gymnax", {"HIDDEN_SIZE": 256, "NUM_LAYERS": 2, "REW_SCALE": 0.1}),
+        script="pqn_gymnax",
+        sizes={"HIDDEN_SIZE": 256, "NUM_LAYERS": 2},
     ),
     "Breakout": Task(
-        name="Breakout-MinAtar",
-        steps=196_608,
+        env="Breakout-MinAtar",
+        settings="MinAtar",
+        steps=131_072,
         floor=1.0,  # random: 0.4
-        ours={"num_envs": 128, "num_steps": 32, "num_minibatches": 32, "num_epochs": 2},
-        hparams={
-            "learning_rate": 5e-4,
-            "lambda_": 0.65,
-            "epsilon_finish": 0.05,
-            "epsilon_decay": 0.1,
-        },
-        peer=("pqn_minatar", {}),
+        script="pqn_minatar",
+        sizes={},
     ),
 }
 
 _PEER = """
 import importlib, json, sys, time, types
-checkout, script, steps, extra = sys.argv[1:5]
+checkout, script, settings = sys.argv[1:4]
 sys.path[:0] = [checkout, checkout + "/purejaxql"]
 for name in ("wandb", "hydra", "omegaconf"):  # logging and config of its command line
     module = types.ModuleType(name)
@@ -76,12 +79,10 @@ for name in ("wandb", "hydra", "omegaconf"):  # logging and config of its comman
 import jax
 jax.tree_map = jax.tree.map  # removed from JAX; the peer still calls it
 make_train = importlib.import_module("purejaxql." + script).make_train
-steps = int(steps)
 config = dict(
-    TOTAL_TIMESTEPS=steps, TOTAL_TIMESTEPS_DECAY=steps, EPS_START=1.0,
-    NORM_INPUT=False, NORM_TYPE="layer_norm", MAX_GRAD_NORM=10, LR_LINEAR_DECAY=True,
-    GAMMA=0.99, TEST_DURING_TRAINING=False, WANDB_MODE="disabled", NUM_SEEDS=1, SEED=0,
-    **json.loads(extra))
+    json.loads(settings), NORM_INPUT=False, NORM_TYPE="layer_norm",
+    LR_LINEAR_DECAY=True, TEST_DURING_TRAINING=False, WANDB_MODE="disabled",
+    NUM_SEEDS=1, SEED=0)
 key = jax.random.PRNGKey(0)
 start = time.process_time()
 program = jax.jit(make_train(config)).lower(key).compile()
@@ -105,58 +106,54 @@ class Timing:
 
 def ours(task: Task) -> dict:
     """Compile and run one training program of ours in this process."""
-    import time
-
     import gymnax
-    import jax
 
-    from jaxlab.rl import loop, networks, pqn
+    env, params = gymnax.make(task.env)
+    config, hparams, network, _ = task.published
+    algorithm = pqn.make(config, env, params, network(env.num_actions))
 
-    env, params = gymnax.make(task.name)
-    config = pqn.Config(total_steps=task.steps, **task.ours)
-    hparams = pqn.HParams(**task.hparams)
-    module = networks.MLP if task.name == "CartPole-v1" else networks.MinAtarCNN
-    network = networks.from_nnx(module, env.num_actions)
-    algorithm = pqn.make(config, env, params, network)
-
-    def train(key):
-        return jax.lax.scan(
-            lambda state, _: algorithm.update(state, hparams),
-            algorithm.init(key, hparams),
-            length=config.num_updates,
-        )[1]
-
+    key, count = jax.random.key(0), config.num_updates
     start = time.process_time()
-    program = loop.jit(train, quick=False).lower(jax.random.key(0)).compile()
+    # Two programs, as every experiment has them: what runs once is compiled quickly.
+    begin = loop.jit(algorithm.init).lower(key, hparams).compile()
+    chunk = loop.compiled(algorithm.update, count)
+    state = jax.eval_shape(algorithm.init, key, hparams)
+    chunk = chunk.lower(state, hparams, jnp.int32(count)).compile()
     compiled = time.process_time()
-    metrics = jax.block_until_ready(program(jax.random.key(0)))
+    state, metrics = chunk(begin(key, hparams), hparams, jnp.int32(count))
+    jax.block_until_ready(metrics)
     ended = time.process_time()
-    tail = slice(-config.num_updates // 10, None)
+    tail = slice(-count // 10, None)
     last = metrics.return_sum[tail].sum() / metrics.episodes[tail].sum()
     return dataclasses.asdict(Timing(compiled - start, ended - compiled, float(last)))
 
 
 def peer(task: Task) -> Timing | None:
     """purejaxql in its own environment; None where it is not installed."""
-    script, extra = task.peer
     python = harness.peer_python("purejaxql")
     checkout = harness.PEERS.absolute() / "purejaxql"
-    if python is None or not (checkout / "purejaxql" / f"{script}.py").exists():
+    if python is None or not (checkout / "purejaxql" / f"{task.script}.py").exists():
         return None
-    hparams = {"learning_rate": 1e-4, "lambda_": 0.95} | task.hparams
-    extra = extra | {
-        "ENV_NAME": task.name,
-        "NUM_ENVS": task.ours["num_envs"],
-        "NUM_STEPS": task.ours["num_steps"],
-        "NUM_MINIBATCHES": task.ours["num_minibatches"],
-        "NUM_EPOCHS": task.ours["num_epochs"],
-        "LR": hparams["learning_rate"],
-        "LAMBDA": hparams["lambda_"],
-        "EPS_FINISH": hparams.get("epsilon_finish", 0.2),
-        "EPS_DECAY": hparams.get("epsilon_decay", 0.2),
+    config, hparams, _, _ = task.published
+    settings = task.sizes | {
+        "ENV_NAME": task.env,
+        "TOTAL_TIMESTEPS": task.steps,
+        "TOTAL_TIMESTEPS_DECAY": task.steps,
+        "NUM_ENVS": config.num_envs,
+        "NUM_STEPS": config.num_steps,
+        "NUM_MINIBATCHES": config.num_minibatches,
+        "NUM_EPOCHS": config.num_epochs,
+        "LR": hparams.learning_rate,
+        "GAMMA": hparams.gamma,
+        "LAMBDA": hparams.lambda_,
+        "EPS_START": hparams.epsilon_start,
+        "EPS_FINISH": hparams.epsilon_finish,
+        "EPS_DECAY": hparams.epsilon_decay,
+        "MAX_GRAD_NORM": hparams.max_grad_norm,
+        "REW_SCALE": hparams.reward_scale,
     }
     answer = harness.child(
-        python, _PEER, str(checkout), script, str(task.steps), json.dumps(extra)
+        python, _PEER, str(checkout), task.script, json.dumps(settings)
     )
     return Timing(**answer)
 

@@ -22,7 +22,6 @@ import envs
 from experiments import hadamax_pqn_minigrid as experiment
 from jaxlab import io
 from jaxlab.io import cli
-from jaxlab.rl import pqn
 
 SIZES = {"ci": 100, "published": 10_000}
 
@@ -31,6 +30,7 @@ TRACE_EVERY = 50
 INTEGERS = [-1, 0, 1, 2, 3, 4, 8, 16, 17, 512, 2**31 - 1, 2**31, 2**63, 1.5, "x", ""]
 FLOATS = [-1.0, 0.0, 1e-30, 0.1, 0.5, 1.0, 2.0, 1e30, math.inf, math.nan, "x", ""]
 STRINGS = ["MiniGrid-Empty-5x5-v0", "MiniGrid-FourRooms-v0", "MiniGrid-Emty-5x5-v0", ""]
+CHOICES = {int: INTEGERS, float: FLOATS, bool: [True, False, "x"]}
 STRAY = ["--smoke", "--preset", "--resume", "--sede=3", "extra", "--", "--log", "-x"]
 
 
@@ -68,7 +68,7 @@ def fields(draw: random.Random) -> dict[str, Any]:
         if typing.get_origin(hint) is typing.Literal:
             choices: list[Any] = [*typing.get_args(hint), "x"]
         else:
-            choices = {int: INTEGERS, float: FLOATS}.get(hint, STRINGS)
+            choices = CHOICES.get(hint, STRINGS)
         values[name] = draw.choice(choices)
     return values
 
@@ -92,8 +92,7 @@ def trace(config: experiment.Config, argv: list[str]) -> str | None:
     """Trace init and update without compiling; None if that works or is refused."""
     try:
         env, params = environment(config.task, config.observation)
-        network = experiment.make_network(config, env.num_actions)
-        algorithm = pqn.make(config.algorithm, env, params, network)
+        _, _, algorithm = experiment.make_agent(config, env, params)
         state = jax.eval_shape(algorithm.init, jax.random.key(0), config.hparams)
         jax.eval_shape(algorithm.update, state, config.hparams)
     except (ValueError, TypeError) as error:

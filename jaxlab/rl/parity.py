@@ -19,7 +19,7 @@ BatchNorm.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
@@ -58,9 +58,7 @@ class Published(NamedTuple):
         )
 
 
-def purejaxql(
-    task: Literal["CartPole", "MinAtar"], total_steps: int | None = None
-) -> Published:
+def purejaxql(task: str, total_steps: int | None = None) -> Published:
     """Settings of purejaxql's `pqn_gymnax` and `pqn_minatar`.
 
     Args:

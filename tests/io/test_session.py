@@ -148,3 +148,31 @@ def test_progress_is_silent_off_the_terminal_and_quick_on_it(capsys, monkeypatch
     with io.Progress(3, quiet=True) as bar:
         bar.update(1)
     assert capsys.readouterr().out == ""
+
+
+def test_a_part_is_a_run_of_its_own_that_stops_with_the_whole(tmp_path):
+    with io.Session.open(tmp_path / "r", CONFIG, quiet=True) as whole:
+        with whole.part("a", CONFIG) as part:
+            bowl.run(CONFIG, part)
+        with whole.part("b", CONFIG) as part:
+            whole.request_stop()
+            with pytest.raises(io.Stopped):
+                bowl.run(CONFIG, part)
+        assert not whole.checkpoints.steps()  # the whole's own are untouched
+    with io.Session.open(tmp_path / "r", CONFIG, quiet=True, resume=True) as whole:
+        for name in ("a", "b"):
+            with whole.part(name, CONFIG) as part:
+                assert part.resumed
+                bowl.run(CONFIG, part)
+    a, b = (io.read_metrics(tmp_path / "r" / name) for name in ("a", "b"))
+    assert a == b
+
+
+def test_a_part_of_nothing_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = io.Session.null()
+    with whole.part("a", CONFIG) as part:
+        assert part.directory is None
+        whole.request_stop()
+        assert part.stop_requested
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 
 from jaxlab.rl import networks
-from jaxlab.rl.networks import HadamaxConfig
+from jaxlab.rl.networks import HadamaxConfig, layers
 
 ORACLES = pathlib.Path(__file__).parents[1] / "oracles" / "hadamax_pqn"
 FORWARD = json.loads((ORACLES / "hadamax_forward_oracles.json").read_text())
@@ -423,3 +423,46 @@ def test_linen_modules_with_hidden_state_are_refused():
     net = networks.from_linen(linen.BatchNorm(use_running_average=False))
     with pytest.raises(TypeError, match="carries batch_stats"):
         net.init(jax.random.key(0), jnp.zeros(4))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_derivative_of_a_normalisation_is_that_of_its_formula(axis):
+    def plain(x):
+        centred = x - x.mean(axis, keepdims=True)
+        variance = jnp.square(centred).mean(axis, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-6)
+
+    x, t = jax.random.normal(jax.random.key(0), (2, 3, 5, 4))
+    x = x * 3 + 1
+
+    def both(function):
+        forward = jax.jvp(function, (x,), (t,))
+        return *forward, jax.vjp(function, x)[1](t)[0]
+
+    normalise = functools.partial(layers.normalise, axis)
+    for ours, formula in zip(both(normalise), both(plain), strict=True):
+        np.testing.assert_allclose(ours, formula, atol=2e-6)
+
+
+def test_features_first_and_features_last_are_normalised_alike():
+    norm = layers.LayerNorm((2, 6))
+    scale, bias, x = jax.random.normal(jax.random.key(0), (3, 2, 6))
+    norm.scale[...], norm.bias[...] = scale, bias
+    x = jnp.stack([x, 2 * x - 1, x**2], axis=-1)  # [2, 6, B]
+    last = norm.last(x.transpose(2, 0, 1))
+    np.testing.assert_allclose(last.transpose(1, 2, 0), norm(x), atol=1e-6)
+
+
+def test_a_dense_layer_multiplies_its_branches():
+    layer = layers.Dense(
+        3, 4, branches=2, kernel_init=jax.nn.initializers.normal(1.0), rngs=nnx.Rngs(0)
+    )
+    x = jax.random.normal(jax.random.key(1), (3, 5))
+    wide = x.T @ layer.kernel[...]
+
+    def branch(y):
+        y = y - y.mean(-1, keepdims=True)
+        return jax.nn.relu(y / jnp.sqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-6))
+
+    expected = (branch(wide[:, :4]) * branch(wide[:, 4:])).T
+    np.testing.assert_allclose(layer(x), expected, atol=1e-5)
