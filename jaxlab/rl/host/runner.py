@@ -140,7 +140,7 @@ class Runner:
         seed = int(jax.random.bits(env_key, (), jnp.uint32) >> 1)
         for group in self.groups:
             group.begin(group.env.reset(seed))
-        params = jax.jit(self.network.init)(params_key, self._allocate())
+        params = loop.jit(self.network.init)(params_key, self._allocate())
         pending = None
         if self.overlap:
             empty = jax.tree.map(np.copy, self._buffers[0])
