@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxlab import io
 from jaxlab.rl import host, loop, networks, pqn, seeds
+from jaxlab.rl.host import scores
 
 FRAMES = 4  # emulator frames per step
 FAKE = "Catch"  # a game without an emulator
@@ -63,7 +64,7 @@ class Config:
                 f"{self.algorithm.num_updates}; raise total_steps"
             )
         if self.game != FAKE:
-            host.scores.find(self.game)
+            scores.find(self.game)
 
     @property
     def algorithm(self) -> pqn.Config:
@@ -125,7 +126,6 @@ class Result:
     finished: np.ndarray
     random: float  # mean return of random play
     human: float | None  # None if there is no such score
-    frames_per_second: float  # of training, learning included
 
     @property
     def normalised(self) -> float | None:
@@ -141,8 +141,7 @@ class Result:
         cut = int((~self.finished).sum())
         return (
             f"return {self.returns.mean():.1f} in {self.game} over {len(self.returns)} "
-            f"games{f', {cut} of them cut off' if cut else ''} ({against}); "
-            f"{self.frames_per_second:.0f} frames/s"
+            f"games{f', {cut} of them cut off' if cut else ''} ({against})"
         )
 
 
@@ -198,19 +197,15 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     start = runner.init(jax.random.key(config.seed), config.hparams)
     step, saved = session.checkpoints.restore(runner.save(start))
     state = start if step == 0 else runner.load(saved)
-    seconds = {"act": 0.0, "env": 0.0, "learn": 0.0}  # of this process
-    frames = 0
+    speed = Speed()
 
     with session.progress(num_updates * per_update, start=step) as bar:
 
         def after(event: loop.Event) -> None:
-            nonlocal frames
             step = event.update * per_update
             record = summary(event.metrics)
-            for name in seconds:
-                seconds[name] += record[f"{name}_seconds"]
-            frames += len(event.metrics.loss) * per_update * FRAMES
             session.metrics.write(step, record)
+            speed.add(event.metrics, per_update)
             bar.update(step, training_return=record["training_return"])
             kept = runner.save(event.state)
             session.checkpoints.save(step, kept)
@@ -231,9 +226,8 @@ def run(config: Config, session: io.Session | None = None) -> Result:
         finally:
             runner.close()
 
-    result = judge(
-        config, runner, state.params, frames / max(sum(seconds.values()), 1e-9)
-    )
+    session.note(speed.line())
+    result = judge(config, runner, state.params)
     if session.directory is not None:
         session.metrics.write(
             num_updates * per_update + 1,  # after the end of training
@@ -243,9 +237,7 @@ def run(config: Config, session: io.Session | None = None) -> Result:
     return result
 
 
-def judge(
-    config: Config, runner: host.Runner, params: Any, frames_per_second: float
-) -> Result:
+def judge(config: Config, runner: host.Runner, params: Any) -> Result:
     """Full games of the greedy agent, from starts that training did not use."""
     make, steps = make_environments(config), config.max_final_frames // FRAMES
     options = {"num_episodes": config.final_games, "seed": 2**31 + config.seed}
@@ -262,7 +254,7 @@ def judge(
         )
         random, human = float(floor.returns.mean()), None
     else:
-        known = host.scores.find(config.game)
+        known = scores.find(config.game)
         random, human = known.random, known.human
     return Result(
         game=config.game,
@@ -270,8 +262,32 @@ def judge(
         finished=np.asarray(episodes.finished),
         random=random,
         human=human,
-        frames_per_second=frames_per_second,
     )
+
+
+class Speed:
+    """Where this process's time goes; not in the metrics, which repeat bit for bit.
+
+    The first report is left out: it compiles.
+    """
+
+    def __init__(self):
+        self.reports, self.frames = 0, 0
+        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0}
+
+    def add(self, metrics: host.Metrics, steps_per_update: int) -> None:
+        self.reports += 1
+        if self.reports > 1:
+            self.frames += len(metrics.loss) * steps_per_update * FRAMES
+            for name in self.seconds:
+                self.seconds[name] += float(getattr(metrics, f"{name}_seconds").sum())
+
+    def line(self) -> str:
+        total = sum(self.seconds.values())
+        if not total:
+            return "too few reports to tell the speed"
+        shares = ", ".join(f"{n} {s / total:.0%}" for n, s in self.seconds.items())
+        return f"{self.frames / total:.0f} frames/s ({shares} of the time)"
 
 
 def summary(metrics: host.Metrics) -> dict[str, Any]:
@@ -294,9 +310,6 @@ def summary(metrics: host.Metrics) -> dict[str, Any]:
         "q_mean": metrics.q_mean[-1],
         "grad_norm": last(metrics.grad_norm),
         "epsilon": metrics.epsilon[-1],
-        "act_seconds": metrics.act_seconds.sum(),
-        "env_seconds": metrics.env_seconds.sum(),
-        "learn_seconds": metrics.learn_seconds.sum(),
     }
 
 
