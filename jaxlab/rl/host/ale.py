@@ -114,17 +114,11 @@ class AtariVector(GymnasiumVector):
     def __init__(self, env: Any, first: int, *, life_loss: bool, **options: Any):
         shape = env.single_observation_space.shape
         super().__init__(env, first, stack=shape[0], fill="zeros", **options)
-        self._life_loss, self._started = life_loss, False
+        self._life_loss = life_loss
 
     def _native_reset(self, which, seeds):
         seeds = None if seeds is None else np.asarray(seeds)[which]
         return self._env.reset(seed=seeds, options={"reset_mask": which})
-
-    def _clear(self, seed):
-        super()._clear(seed)
-        if not self._started:  # ale-py wants a reset of all before one of some
-            self._env.reset()
-            self._started = True
 
     def _start(self, actions):
         self._env.send(actions)

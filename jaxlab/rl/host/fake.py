@@ -176,15 +176,16 @@ class _Catch(_Stepped):
     def _draw(self, fresh):
         """Append a frame; where `fresh`, to a stack of zeros."""
         s, scale = self._state, self._size // CELLS
+        row, column, paddle = (
+            s[name][:, None, None] for name in ("row", "column", "paddle")
+        )
+        y, x = np.indices((CELLS, CELLS))
+        board = np.where((y == CELLS - 1) & (np.abs(x - paddle) <= 1), 128, 0)
+        board = np.where((y == row) & (x == column), 255, board).astype(np.uint8)
+        side = CELLS * scale  # what is left of the picture stays black
         obs = np.roll(s["obs"], -1, axis=1)
         obs[fresh] = 0
-        obs[:, -1] = 0
-        for i in range(self.num_envs):
-            row, column, paddle = s["row"][i], s["column"][i], s["paddle"][i]
-            bottom = (CELLS - 1) * scale
-            obs[i, -1, bottom:, (paddle - 1) * scale : (paddle + 2) * scale] = 128
-            ball = obs[i, -1, row * scale : (row + 1) * scale]
-            ball[:, column * scale : (column + 1) * scale] = 255
+        obs[:, -1, :side, :side] = board.repeat(scale, axis=1).repeat(scale, axis=2)
         s["obs"] = obs
 
     def _shown(self):
@@ -215,8 +216,36 @@ def from_jax(env: Environment, env_params: Any) -> Make:
       env_params: its parameters.
     """
 
+    def keys(key, index, count):
+        each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
+        return jax.vmap(jax.random.fold_in, in_axes=(0, None))(each, count)
+
+    def reset(seed, index):
+        key, count = jax.random.key(seed), jnp.zeros((), jnp.int32)
+        obs, state = jax.vmap(env.reset, in_axes=(0, None))(
+            keys(key, index, count), env_params
+        )
+        ended = jnp.zeros(index.shape, bool)
+        return obs, (key, index, count, state, obs, ended)
+
+    def step(carry, actions):
+        key, index, count, state, hidden, ended = carry
+        count = count + 1
+        obs, stepped, reward, terminated, truncated, info = jax.vmap(
+            env.step, in_axes=(0, 0, 0, None)
+        )(keys(key, index, count), state, actions, env_params)
+        state = jax.tree.map(lambda a, b: _where(ended, a, b), state, stepped)
+        shown = _where(ended, hidden, info["final_observation"].astype(obs.dtype))
+        reward = jnp.where(ended, 0, reward.astype(jnp.float32))
+        terminated, truncated = terminated & ~ended, truncated & ~ended
+        truncated = truncated & ~terminated
+        out = (shown, reward, terminated, truncated, terminated, ended)
+        return out, (key, index, count, state, obs, terminated | truncated)
+
+    programs = jax.jit(reset), jax.jit(step)
+
     def make(num_envs: int, first: int = 0) -> _FromJax:
-        return _FromJax(num_envs, first, env, env_params)
+        return _FromJax(num_envs, first, env.num_actions, programs)
 
     return make
 
@@ -225,44 +254,15 @@ class _FromJax(_Stepped):
     stack = 1
     fill: Literal["zeros", "first"] = "zeros"
 
-    def __init__(self, num_envs: int, first: int, env: Environment, env_params: Any):
+    def __init__(self, num_envs: int, first: int, num_actions: int, programs):
         self.num_envs: int = num_envs
-        self.num_actions: int = env.num_actions
+        self.num_actions: int = num_actions
+        self._index = np.arange(first, first + num_envs, dtype=np.int32)
+        self._reset, self._step = programs
         self._sent: np.ndarray | None = None
 
-        def keys(key, count):
-            index = first + jnp.arange(num_envs, dtype=jnp.int32)
-            each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
-            return jax.vmap(jax.random.fold_in, in_axes=(0, None))(each, count)
-
-        def reset(seed):
-            key, count = jax.random.key(seed), jnp.zeros((), jnp.int32)
-            obs, state = jax.vmap(env.reset, in_axes=(0, None))(
-                keys(key, count), env_params
-            )
-            ended = jnp.zeros(num_envs, bool)
-            return obs, (key, count, state, obs, ended)
-
-        def step(carry, actions):
-            key, count, state, hidden, ended = carry
-            count = count + 1
-            obs, stepped, reward, terminated, truncated, info = jax.vmap(
-                env.step, in_axes=(0, 0, 0, None)
-            )(keys(key, count), state, actions, env_params)
-            state = jax.tree.map(
-                lambda old, new: _where(ended, old, new), state, stepped
-            )
-            shown = _where(ended, hidden, info["final_observation"].astype(obs.dtype))
-            reward = jnp.where(ended, 0, reward.astype(jnp.float32))
-            terminated, truncated = terminated & ~ended, truncated & ~ended
-            truncated = truncated & ~terminated
-            out = (shown, reward, terminated, truncated, terminated, ended)
-            return out, (key, count, state, obs, terminated | truncated)
-
-        self._reset, self._step = jax.jit(reset), jax.jit(step)
-
     def reset(self, seed: int) -> np.ndarray:
-        self._obs, self._carry = self._reset(seed)
+        self._obs, self._carry = self._reset(seed, self._index)
         return np.asarray(self._obs)
 
     def send(self, actions: np.ndarray) -> None:

@@ -110,7 +110,7 @@ class GymnasiumVector:
         self.fill: Literal["zeros", "first"] = fill
         self._env, self._first = env, first
         self._log_steps = log_steps or limit or 10_000
-        self._every = reseed_every
+        self._every, self._started = reseed_every, False
         self._sent: np.ndarray | None = None
 
     def reset(self, seed: int) -> np.ndarray:
@@ -212,6 +212,9 @@ class GymnasiumVector:
         self._env.close()
 
     def _clear(self, seed):
+        if not self._started:  # vectors want a reset of all before one of some
+            self._env.reset()
+            self._started = True
         n = self.num_envs
         self._seed, self._episode = int(seed), np.zeros(n, np.int64)
         self._log = np.zeros((n, self._log_steps), _small(self.num_actions))

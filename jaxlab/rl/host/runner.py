@@ -14,7 +14,7 @@ acted, in both. The last rollout of a run is left unlearned in the state.
 import dataclasses
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ class Pending(NamedTuple):
     update: Int[Array, ""]  # in which it was collected; -1: none yet
 
 
+@no_type_check  # a pytree's leaves may be batched, abstract or absent
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -139,7 +140,7 @@ class Runner:
         seed = int(jax.random.bits(env_key, (), jnp.uint32) >> 1)
         for group in self.groups:
             group.begin(group.env.reset(seed))
-        params = jax.jit(self.network.init)(params_key, self._allocate())
+        params = loop.jit(self.network.init)(params_key, self._allocate())
         pending = None
         if self.overlap:
             empty = jax.tree.map(np.copy, self._buffers[0])

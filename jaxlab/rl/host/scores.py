@@ -4,10 +4,9 @@ import csv
 import functools
 import importlib.resources
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 
 class Game(NamedTuple):
@@ -69,8 +68,12 @@ def rom_id(game: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
 
 
-def human_normalised(game: str, score: ArrayLike) -> np.ndarray:
+def human_normalised(game: str, score: Any) -> Any:
     """`(score - random) / (human - random)`: 0 is random play, 1 a human's.
+
+    Args:
+      game: name or ROM id.
+      score: a number or an array of them.
 
     Raises:
       ValueError: if the game is not one of the 57.
