@@ -1,6 +1,6 @@
 """Short causal convolution over time, one filter per channel."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def causal_conv(
     return_state: bool = False,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T C"] | tuple[Float[Array, "B T C"], Float[Array, "B W-1 C"]]:
+) -> Float[Array, "B T C"] | Any:
     """Depthwise causal convolution with the residual added in the same pass.
 
         y_t = [x_t +] act(bias + sum_j w_j x_{t - (W - 1) + j}),   x_s = 0 for s < 0

@@ -37,7 +37,7 @@ def flash_attention(
     block_k: int | None = None,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], Float[Array, "B N T"]]:
+) -> Float[Array, "B T N V"] | Any:
     """Softmax attention that never holds more than one tile of logits.
 
         x_ts = scale q_t . k_s
@@ -135,7 +135,7 @@ def streaming_attention(
     block_k: int | None = None,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], Float[Array, "B N T"]]:
+) -> Float[Array, "B T N V"] | Any:
     """Causal attention to the last `window` tokens and the first `sink_tokens`.
 
         s visible to t   iff   s <= t  and  (t - s < window  or  s < sink_tokens)

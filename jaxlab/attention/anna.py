@@ -196,7 +196,7 @@ def _bucketed(q, k, v, causal):
 
     def lane(q, k, v):  # one batch entry and head: [T, E], [S, E], [S, V]
         def table(carry, codes):
-            total, count = _bucket(*codes, v, causal)
+            total, count = _bucket(codes[0], codes[1], v, causal)
             return (carry[0] + total, carry[1] + count), None
 
         start = (

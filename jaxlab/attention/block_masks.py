@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from kernels_pallas.checks import scale_of
 from kernels_pallas.tiles import accumulator
 
 __all__ = [
@@ -173,8 +174,7 @@ def vertical_slash(
         )
     sample = min(sample, rows)
     dtype = accumulator(q.dtype)
-    scale = dim**-0.5 if scale is None else scale
-    last = q[:, rows - sample :].astype(dtype) * scale
+    last = q[:, rows - sample :].astype(dtype) * scale_of(scale, dim)
     last = last.reshape(batch, sample, kv_heads, heads // kv_heads, dim)
     x = jnp.einsum("btkgh,bskh->bkgts", last, k.astype(dtype), precision="highest")
     x = x.reshape(batch, heads, sample, keys)

@@ -5,7 +5,7 @@ Shapes: `B` batch, `T` tokens, `N` heads, `K` KV heads, `H` head dim, `V` value 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def delta_attention(
     scale: float | None = None,
     return_info: bool = False,
     implementation: Implementation = None,
-) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], Info]:
+) -> Float[Array, "B T N V"] | Any:
     """Correct a sparse causal attention by dense rows, one in `gamma`.
 
         a = gamma floor(t / gamma),     o_t = base_t + (dense_a - base_a)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.checks import check_groups, check_positive
+from kernels_pallas.checks import check_groups, check_positive, scale_of
 from kernels_pallas.tiles import accumulator
 
 __all__ = ["allocate", "drafters", "keep", "selectivity", "window", "z_scores"]
@@ -216,7 +216,7 @@ def keep(
     wide = accumulator(q.dtype)
     grouped = q.astype(wide).reshape(batch, size, kv_heads, -1, dim)
     x = jnp.einsum("bwkgh,bskh->bkgws", grouped, k.astype(wide), precision="highest")
-    p = jax.nn.softmax(x * (dim**-0.5 if scale is None else scale), axis=-1)
+    p = jax.nn.softmax(x * scale_of(scale, dim), axis=-1)
     score = _pooled(p.sum((2, 3)), pool, pooling)
     score = score.at[..., window].set(-jnp.inf)
     _, best = jax.lax.top_k(score, budget - size)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 import kernels_pallas as kp
-from kernels_pallas.checks import check_positive
+from kernels_pallas.checks import check_positive, scale_of
 from kernels_pallas.dispatch import Implementation
 from kernels_pallas.tiles import accumulator
 
@@ -102,11 +102,11 @@ def weights(
     """The perturbed maps themselves: `attend(q, k, v) = weights(q, k) v`."""
     _check(kind, q, head_mask, rows)
     wide = accumulator(q.dtype)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of(scale, q.shape[-1])
     keys = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2).astype(wide)
 
     def maps(q):
-        x = jnp.einsum("btnh,bsnh->bnts", q, keys, precision="highest") * scale
+        x = jnp.einsum("btnh,bsnh->bnts", q, keys, precision="highest") * factor
         return jax.nn.softmax(x, axis=-1)
 
     q = q.astype(wide)

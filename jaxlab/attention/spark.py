@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.checks import check_positive, check_qkv
+from kernels_pallas.checks import check_positive, check_qkv, scale_of
 from kernels_pallas.tiles import accumulator
 
 __all__ = ["attend", "keep", "quantiles", "weights"]
@@ -84,10 +84,8 @@ def weights(
     dim = q.shape[-1]
     if not 0 < r < dim:
         raise ValueError(f"spark: r={r} must be between 0 and the head dim {dim}")
-    scale1 = r**-0.5 if scale1 is None else scale1
-    scale2 = (dim - r) ** -0.5 if scale2 is None else scale2
     visible = _visible(q.shape[1], k.shape[1], causal, segment_ids)
-    x = _product(q[..., :r], k[..., :r]) * scale1
+    x = _product(q[..., :r], k[..., :r]) * scale_of(scale1, r)
     kept = keep(x, visible, top_k)
     x = jnp.where(kept, x, -jnp.inf)
     top = jax.lax.stop_gradient(x.max(-1, keepdims=True))
@@ -95,7 +93,7 @@ def weights(
     p = jnp.where(kept, jnp.exp(jnp.where(kept, x, top) - top), 0)
     total = p.sum(-1, keepdims=True)
     p = p / jnp.where(total > 0, total, 1)
-    gate = jax.nn.softplus(_product(q[..., r:], k[..., r:]) * scale2)
+    gate = jax.nn.softplus(_product(q[..., r:], k[..., r:]) * scale_of(scale2, dim - r))
     return jnp.where(kept, p * gate, 0)
 
 

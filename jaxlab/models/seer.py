@@ -10,7 +10,7 @@ what its attention does; only the gates are trained.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +160,7 @@ class SeerDistill:
 
     prefill_gate: seer.PrefillGate | None = None
     decode_gate: seer.DecodeGate | None = None
-    reduction: str = "element_mean"
+    reduction: Literal["element_mean", "row_mean"] = "element_mean"
     implementation: Implementation = None
 
     def init(

@@ -40,7 +40,7 @@ def block_sparse_attention(
     return_lse: bool = False,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], Float[Array, "B N T"]]:
+) -> Float[Array, "B T N V"] | Any:
     """Softmax attention in which query block i reads only its own list of key blocks.
 
         x_ts = scale q_t . k_s    where block (t // block_q, s // block_k) is active

@@ -33,7 +33,7 @@ def decode_attention(
     return_lse: bool = False,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B N V"] | tuple[Float[Array, "B N V"], Float[Array, "B N"]]:
+) -> Float[Array, "B N V"] | Any:
     """Softmax attention of one query row per sequence to its keys, or to some blocks.
 
         o = sum_s softmax(scale q . k)_s v_s,    s < kv_len, s in a listed block

@@ -1,5 +1,7 @@
 """Linear recurrences with a matrix for a state: the base of all linear attention."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -27,7 +29,7 @@ def linear_scan(
     chunk: int | None = None,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T O V"] | tuple[Float[Array, "B T O V"], Float[Array, "B M H V"]]:
+) -> Float[Array, "B T O V"] | Any:
     """Decay a matrix, write a key and a value into it, read it with a query.
 
         S  <- diag(exp g_t) S_{t-1}

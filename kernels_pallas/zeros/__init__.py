@@ -1,5 +1,7 @@
 """Zero-sum linear attention: weights that may be negative, in linear time."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -30,7 +32,7 @@ def zeros_scan(
     chunk: int | None = None,
     implementation: Implementation = None,
     interpret=None,
-) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], Summary]:
+) -> Float[Array, "B T N V"] | Any:
     """Mix values by weights that sum to zero, times the product of query and key.
 
         d_i  = s_i - mean_{j <= t} s_j
