@@ -3,8 +3,8 @@
 Question: greedy return after the same number of environment steps, PQN's published
           settings, the two encoders on up to four games, ten seeds each.
 Data:     gymnax' MinAtar games; the first episode of each evaluation environment.
-Expected: see "Results" in docs/rl.md, with the budget that was affordable. The default
-          takes HOURS on 2 CPU cores; it can be stopped and resumed at any time.
+Expected: open; "Results" in docs/rl.md says what was run. The default takes about
+          3 hours on 2 CPU cores (an estimate); it can be stopped and resumed at will.
 """
 
 import dataclasses

@@ -4,7 +4,8 @@ Question: greedy return where the observation does not tell the state.
 Data:     bsuite's MemoryChain (a bit is shown once and asked for 100 steps later; the
           return is 1 or -1, and 0 on average without memory) and CartPole without its
           velocities; PQN-RNN's published settings.
-Expected: MemoryChain 1.0 for every seed; figures and times in docs/rl.md.
+Expected: MemoryChain 1.0 for every seed (obtained for two); 77 CPU-seconds a seed on a
+          loaded machine, so under 3 minutes for the four on 2 CPU cores.
 """
 
 import dataclasses
