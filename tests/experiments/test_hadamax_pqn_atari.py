@@ -81,6 +81,9 @@ def test_the_headline_says_the_return_and_what_it_is_to_be_compared_with(finishe
         random=-20.7,
     )
     assert "1.18 of the way" in pong.headline()
+    cut = dataclasses.replace(pong, finished=np.array([True, False, True]))
+    assert "over 3 games, 1 of them cut off" in cut.headline()
+    assert "of the way" not in cut.headline()  # part of a game has no score
 
 
 @pytest.mark.parametrize(
