@@ -135,10 +135,12 @@ class Result:
         return float((self.returns.mean() - self.random) / (self.human - self.random))
 
     def headline(self) -> str:
+        cut = int((~self.finished).sum())
         against = f"random play {self.random:.1f}"
         if self.human is not None:
-            against += f", human {self.human:.1f}: {self.normalised:.2f} of the way"
-        cut = int((~self.finished).sum())
+            against += f", human {self.human:.1f}"
+        if self.normalised is not None and not cut:  # part of a game has no score
+            against += f": {self.normalised:.2f} of the way"
         return (
             f"return {self.returns.mean():.1f} in {self.game} over {len(self.returns)} "
             f"games{f', {cut} of them cut off' if cut else ''} ({against})"

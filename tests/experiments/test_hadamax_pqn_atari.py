@@ -23,22 +23,22 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 CHILD = """
-import sys, jax
+import dataclasses, sys, jax
 jax.config.update("jax_num_cpu_devices", 2)  # as here: other programs round otherwise
 jax.config.update("jax_compilation_cache_dir", sys.argv[2])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 from jaxlab import io
 from experiments import hadamax_pqn_atari as training
-smoke = training.PRESETS["smoke"]
+smoke = dataclasses.replace(training.PRESETS["smoke"], game=sys.argv[3])
 with io.Session.open(sys.argv[1], smoke, quiet=True) as session:
     training.run(smoke, session)
 """
 
 
-def child(directory):
+def child(directory, game):
     cache = jax.config.jax_compilation_cache_dir
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), str(cache)],
+        [sys.executable, "-c", CHILD, str(directory), str(cache), game],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -81,14 +81,24 @@ def test_the_headline_says_the_return_and_what_it_is_to_be_compared_with(finishe
         random=-20.7,
     )
     assert "1.18 of the way" in pong.headline()
+    cut = dataclasses.replace(pong, finished=np.array([True, False, True]))
+    assert "over 3 games, 1 of them cut off" in cut.headline()
+    assert "of the way" not in cut.headline()  # part of a game has no score
 
 
+@pytest.mark.parametrize(
+    "game", ["Catch", pytest.param("Pong", marks=pytest.mark.parity)]
+)
 def test_a_run_killed_after_its_first_checkpoint_resumes_to_the_same_bytes(
-    finished, tmp_path
+    game, finished, tmp_path
 ):
+    config, parts = dataclasses.replace(SMOKE, game=game), tmp_path / "0"
     whole, result = finished
-    parts = tmp_path / "0"
-    process = child(parts)
+    if game == "Pong":
+        pytest.importorskip("ale_py.vector_env")
+        whole = tmp_path / "whole"
+        result = ran(whole, config)
+    process = child(parts, game)
     deadline = time.time() + 300
     while not (parts / "checkpoints" / "128").is_dir():
         assert process.poll() is None, process.communicate()
@@ -97,7 +107,7 @@ def test_a_run_killed_after_its_first_checkpoint_resumes_to_the_same_bytes(
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    again = ran(parts, resume=True)
+    again = ran(parts, config, resume=True)
     np.testing.assert_array_equal(again.returns, result.returns)
     assert (parts / "metrics.jsonl").read_bytes() == (
         whole / "metrics.jsonl"

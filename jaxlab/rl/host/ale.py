@@ -11,7 +11,7 @@ Source: Mnih et al. 2015; Machado et al. 2018, "Revisiting the Arcade Learning
 Environment", for the second protocol.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from jaxlab.rl.host.protocol import Make
 
 FRAMESKIP = 4
 RESEED_EVERY = 16  # a seeded reset loads the ROM again: as long as 200 steps
-HISTORY = ("yars_revenge",)
+HISTORY = ("ice_hockey", "yars_revenge")
 PROTOCOLS = {
     # As the published PQN and Hadamax-PQN agents were trained.
     "classic": {
@@ -45,7 +45,7 @@ PROTOCOLS = {
 def atari(
     game: str,
     *,
-    protocol: Literal["classic", "v5_sticky"] = "classic",
+    protocol: str = "classic",
     max_frames: int = 108_000,
     num_threads: int = 0,
     **changes: Any,
