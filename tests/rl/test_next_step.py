@@ -116,13 +116,16 @@ def test_the_end_of_a_rollout_is_remembered_by_the_next(case):
 
 def test_what_a_reset_row_says_does_not_matter():
     case = next(c for c in CASES if c["name"] == "nextstep_term_at_2")
-    _, metrics = play(case)
+    quiet, metrics = play(case)
     loud = {key: list(case[key]) for key in ("rewards", "terminated", "truncated")}
     loud["rewards"][3], loud["terminated"][3], loud["truncated"][3] = 100, True, True
     state, same = play({**case, **loud})
     for name in ("loss", "q_mean", "episodes", "return_sum", "length_sum"):
         assert getattr(same, name) == getattr(metrics, name), name
     assert not state.actors.resting[0]
+    for name in ("episode_return", "episode_length"):  # of the episode that goes on
+        x, y = getattr(state.actors, name), getattr(quiet.actors, name)
+        np.testing.assert_array_equal(x, y)
 
 
 # The adapter -------------------------------------------------------------------------
