@@ -229,7 +229,7 @@ def limit(batch: int = 1 << 16) -> None:
             there = NamedSharding(mesh, PartitionSpec())
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 program = step.lower(*_placed(given, there)).compile()
-            kernels, moved = _moved(program.as_text())
+            kernels, moved = _moved(program.as_text() or "")
             moved /= batch
             print(
                 f"{chip} {name}: {moved:.0f} bytes and {counted['flops'] / batch:.0f} "
@@ -341,6 +341,7 @@ def _rate(name: str, batch: int, steps: int = 0, tile_size: int = 0) -> float:
 def _memory(name: str, batch: int) -> float:
     run, state = _runner(name, batch, 8)
     used = run.lower(state).compile().memory_analysis()
+    assert used is not None
     held = used.argument_size_in_bytes + used.output_size_in_bytes
     return held + used.temp_size_in_bytes - used.alias_size_in_bytes
 

@@ -168,7 +168,7 @@ def report(target: str, num_envs: int | None = None) -> str:
         f"results {memory.output_size_in_bytes / mib:.1f} MiB, "
         f"temporaries {memory.temp_size_in_bytes / mib:.1f} MiB",
     ]
-    for name, (count, size) in collectives(compiled.as_text()).items():
+    for name, (count, size) in collectives(compiled.as_text() or "").items():
         lines.append(f"  {name}: {count}, {size / mib:.2f} MiB of results")
     return "\n".join(lines)
 
