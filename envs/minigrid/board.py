@@ -6,7 +6,7 @@ distribution by rejection; choosing the k-th allowed cell needs no loop.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key, UInt32
+from jaxtyping import Array, Bool, Int, Integer, Key, UInt32
 
 from envs.minigrid import cells
 
@@ -38,7 +38,7 @@ def walled(width: int, height: int) -> Int[Array, "W H"]:
     return jnp.where(border, cells.WALL_CELL, jnp.int32(cells.EMPTY_CELL))
 
 
-def is_empty(grid: Int[Array, "W H"]) -> Bool[Array, "W H"]:
+def is_empty(grid: Integer[Array, "W H"]) -> Bool[Array, "W H"]:
     """Mask of the empty cells."""
     return grid == cells.EMPTY_CELL
 
@@ -50,8 +50,8 @@ def at(width: int, height: int, position: Int[Array, "2"]) -> Bool[Array, "W H"]
 
 
 def put(
-    grid: Int[Array, "W H"], position: Int[Array, "2"], cell: Int[Array, ""] | int
-) -> Int[Array, "W H"]:
+    grid: Integer[Array, "W H"], position: Int[Array, "2"], cell: Int[Array, ""] | int
+) -> Integer[Array, "W H"]:
     """The board with one cell replaced."""
     return jnp.where(at(grid.shape[0], grid.shape[1], position), cell, grid)
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt8
+from jaxtyping import Array, Bool, Integer, UInt8
 
 OBJECTS = (
     *("unseen", "empty", "wall", "floor", "door", "key"),
@@ -49,55 +49,55 @@ GOAL_CELL = pack(GOAL, GREEN)
 LAVA_CELL = pack(LAVA, RED)
 
 
-def kind(cell: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def kind(cell: Integer[Array, "*shape"]) -> Integer[Array, "*shape"]:
     """Index into `OBJECTS`."""
     return cell & 15
 
 
-def color(cell: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def color(cell: Integer[Array, "*shape"]) -> Integer[Array, "*shape"]:
     """Index into `COLORS`."""
     return cell >> _COLOR_SHIFT & 7
 
 
-def state(cell: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def state(cell: Integer[Array, "*shape"]) -> Integer[Array, "*shape"]:
     """Index into `STATES`; 0 for everything but doors."""
     return cell >> _STATE_SHIFT & 3
 
 
-def appearance(cell: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def appearance(cell: Integer[Array, "*shape"]) -> Integer[Array, "*shape"]:
     """The cell without the hidden content of a box: object, color and state only."""
     return cell & 511
 
 
-def opened(cell: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def opened(cell: Integer[Array, "*shape"]) -> Integer[Array, "*shape"]:
     """What a box leaves behind when it is toggled: its content or an empty cell."""
     content = cell >> _CONTENT_SHIFT & 127
     return jnp.where(content == 0, EMPTY_CELL, content)
 
 
-def is_door(cell: Int[Array, "*shape"], state: int) -> Bool[Array, "*shape"]:
+def is_door(cell: Integer[Array, "*shape"], state: int) -> Bool[Array, "*shape"]:
     """Whether the cell is a door in the given state."""
     door = DOOR | state << _STATE_SHIFT
     return cell & (15 | 3 << _STATE_SHIFT) == door
 
 
-def can_overlap(cell: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+def can_overlap(cell: Integer[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Whether the agent may stand there: empty, floor, goal, lava, open door."""
     return _member(cell, _OVERLAPPABLE) | is_door(cell, OPEN)
 
 
-def can_pickup(cell: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+def can_pickup(cell: Integer[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Whether the object can be carried: key, ball, box."""
     return _member(cell, _PORTABLE)
 
 
-def see_through(cell: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+def see_through(cell: Integer[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Whether light passes: all but walls and doors that are not open."""
     shut = (kind(cell) == DOOR) & (state(cell) != OPEN)
     return ~_member(cell, _OPAQUE) & ~shut
 
 
-def decode(cell: Int[Array, "*shape"]) -> UInt8[Array, "*shape 3"]:
+def decode(cell: Integer[Array, "*shape"]) -> UInt8[Array, "*shape 3"]:
     """MiniGrid's (object, color, state) triple."""
     # The three of a cell together, as bytes of one word: shifting and masking each
     # channel by itself is more work, and XLA:CPU makes no vector instructions of it.

@@ -47,16 +47,13 @@ def draw(
     key = (cells.appearance(view) * 5 + agent) * 2 + highlight.astype(jnp.int32)
     index = jnp.take(jnp.asarray(lookup), key.T, mode="clip").astype(jnp.int32)
     rows, columns = index.shape
-    # Line by line of the picture, which is then in place as it is gathered; four bytes
-    # at a time where a line of a tile is so long.
-    lines = tiles.reshape(-1, tile_size * 3)
-    lines = lines.view(np.uint32) if tile_size % 4 == 0 else lines
+    # A line of a tile at a time: gathered so, the picture is in place already, and XLA
+    # copies whole lines, as long as nothing is fused with it on either side.
+    lines = jnp.asarray(tiles.reshape(-1, tile_size * 3))
     line = jnp.arange(tile_size, dtype=jnp.int32)[None, :, None]
     chosen = jax.lax.optimization_barrier(index[:, None, :] * tile_size + line)
-    picture = jnp.take(jnp.asarray(lines), chosen, axis=0, mode="clip")
+    picture = lines.at[chosen].get(mode="promise_in_bounds")
     picture = jax.lax.optimization_barrier(picture)
-    if picture.dtype == jnp.uint32:
-        picture = jax.lax.bitcast_convert_type(picture, jnp.uint8)
     return picture.reshape(rows * tile_size, columns * tile_size, 3)
 
 

@@ -10,7 +10,7 @@ Source: Farama-Foundation/Minigrid, minigrid_env.py, `step`.
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from envs.minigrid import cells
 from envs.minigrid.state import State
@@ -31,22 +31,23 @@ def front(state: State) -> tuple[Int[Array, ""], Int[Array, ""]]:
 
 
 def look(
-    grid: Int[Array, "W H"], x: Int[Array, "*shape"], y: Int[Array, "*shape"]
+    grid: Integer[Array, "W H"], x: Int[Array, "*shape"], y: Int[Array, "*shape"]
 ) -> Int[Array, "*shape"]:
     """Packed int32 cells at (x, y); everything outside the grid is grey wall."""
     width, height = grid.shape
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     index = jnp.where(inside, x * height + y, 0)
-    found = jnp.take(grid.reshape(-1), index, mode="clip").astype(jnp.int32)
+    found = grid.reshape(-1).at[index].get(mode="promise_in_bounds")
+    found = found.astype(jnp.int32)
     return jnp.where(inside, found, cells.WALL_CELL)
 
 
 def write(
-    grid: Int[Array, "W H"],
+    grid: Integer[Array, "W H"],
     x: Int[Array, ""],
     y: Int[Array, ""],
     cell: Int[Array, ""] | int,
-) -> Int[Array, "W H"]:
+) -> Integer[Array, "W H"]:
     """The grid with one cell replaced; writing outside changes nothing.
 
     A select over the grid: XLA fuses it with its neighbours, which it does not do

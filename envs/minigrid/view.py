@@ -101,7 +101,8 @@ def _places(size: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(transparent, mask, size: int):
     if size <= _TABLE_WIDTH:
         index = transparent << size | mask
-        return jnp.take(_spread_table(size), index, mode="clip").astype(jnp.int32)
+        table = jnp.asarray(_spread_table(size))
+        return table.at[index].get(mode="promise_in_bounds").astype(jnp.int32)
     return _flood(transparent, mask, size)
 
 

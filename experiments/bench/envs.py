@@ -15,6 +15,7 @@ measurements of ours, of which the better counts. One thread, CPU seconds, best 
 import dataclasses
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -23,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from experiments.bench import harness
+from experiments.bench.scale import shape_bytes
 
 IDS = ("Empty-8x8", "DoorKey-8x8")
 BATCHES = (1, 32, 1024)
-RGB_BATCH, RGB_STEPS, RGB_TILE = 256, 1 << 11, 32
+RGB_BATCH, RGB_STEPS, RGB_TILES = 256, 1 << 11, (32, 8)
 MANY = 1 << 16  # environments whose memory is counted
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}  # bytes/s
 STEPS = 1 << 17  # environment steps per timed call
@@ -145,10 +147,11 @@ def measure() -> list[harness.Case]:
                 if rate is not None:
                     figure = max(figure, _rate(name, batch))
                 cases.append(_case(f"{name} batch {batch} {peer}", figure, rate))
-        figure = _rate(name, RGB_BATCH, RGB_STEPS, RGB_TILE)
         rate = _peer("navix", name, RGB_BATCH, RGB_STEPS, "rgb_first_person")
-        case = _case(f"{name} rgb {RGB_TILE} batch {RGB_BATCH} navix", figure, rate)
-        cases.append(case)
+        for tile_size in RGB_TILES:  # navix has the larger one alone
+            figure = _rate(name, RGB_BATCH, RGB_STEPS, tile_size)
+            label = f"{name} rgb {tile_size} batch {RGB_BATCH} navix rgb 32"
+            cases.append(_case(label, figure, rate))
         for peer in PEERS:
             theirs = _peer(peer, name, MANY, 0)
             case = f"{name} memory of {MANY} environments {peer}"
@@ -212,32 +215,60 @@ def limit(batch: int = 1 << 16) -> None:
 
     os.environ.update(aot.ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
-    for chip in ("h100", "h200"):
-        mesh = Mesh(np.array(aot.describe(aot.CHIPS[chip]).devices[:1]), ("chip",))
-        whole = NamedSharding(mesh, PartitionSpec())
-        for name in IDS:
-            env, params = envs.make(name)
-            pool = env.make_pool(jax.random.key(1), 4096)
-            params = dataclasses.replace(params, pool=pool)
-            keys = jax.random.split(jax.random.key(0), batch)
-            start = jax.vmap(env.reset, in_axes=(0, None))
-            _, state = jax.eval_shape(start, keys, params)
-            action = jax.ShapeDtypeStruct((batch,), np.int32)
-            step = jax.vmap(env.step, in_axes=(None, 0, 0, None))
-            # The last of what it returns repeats the rest.
-            only = lambda *args, step=step: step(*args)[:5]  # noqa: E731
-            placed = jax.jit(only, in_shardings=whole, out_shardings=whole)
+    for name in IDS:
+        env, params = envs.make(name)
+        pool = env.make_pool(jax.random.key(1), 4096)
+        params = dataclasses.replace(params, pool=pool)
+        keys = jax.random.split(jax.random.key(0), batch)
+        _, state = jax.eval_shape(jax.vmap(env.reset, in_axes=(0, None)), keys, params)
+        given = keys[0], state, jax.ShapeDtypeStruct((batch,), np.int32), params
+        step = jax.jit(jax.vmap(_plain(env), in_axes=(None, 0, 0, None)))
+        counted: Any = step.lower(*given).cost_analysis()
+        for chip in ("h100", "h200"):
+            mesh = Mesh(np.array(aot.describe(aot.CHIPS[chip]).devices[:1]), ("chip",))
+            there = NamedSharding(mesh, PartitionSpec())
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                program = placed.lower(keys[0], state, action, params).compile()
-            counted: Any = program.cost_analysis()
-            moved = counted["bytes accessed"] / batch
-            kernels = sum(" fusion(" in line for line in program.as_text().split("\n"))
+                program = step.lower(*_placed(given, there)).compile()
+            kernels, moved = _moved(program.as_text() or "")
+            moved /= batch
             print(
                 f"{chip} {name}: {moved:.0f} bytes and {counted['flops'] / batch:.0f} "
                 f"operations a step in {kernels} kernels, at most "
                 f"{aot.CHIPS[chip].bytes / moved:.3g} steps/s",
                 flush=True,
             )
+
+
+def _plain(env):
+    # The last of what a step returns repeats the rest.
+    return lambda *arguments: env.step(*arguments)[:5]
+
+
+def _placed(tree, sharding):
+    import jax
+
+    def there(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(there, tree)
+
+
+def _moved(text: str) -> tuple[int, int]:
+    """Kernels of a compiled program, and the bytes of all they read and write."""
+    entry = text[text.index("ENTRY ") :]
+    sizes: dict[str, int] = {}
+    kernels = moved = 0
+    for line in entry.splitlines():
+        found = re.match(r"\s+(?:ROOT )?(%[\w.-]+) = (.+?) ([\w-]+)\((.*)", line)
+        if found is None:
+            continue
+        name, result, op, rest = found.groups()
+        sizes[name] = shape_bytes(result)
+        if op not in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
+            kernels += 1
+            operands = re.findall(r"%[\w.-]+", rest.split("), ")[0])
+            moved += sizes[name] + sum(sizes.get(one, 0) for one in set(operands))
+    return kernels, moved
 
 
 def families(names: Sequence[str] = (), batch: int = 1024) -> None:
@@ -310,6 +341,7 @@ def _rate(name: str, batch: int, steps: int = 0, tile_size: int = 0) -> float:
 def _memory(name: str, batch: int) -> float:
     run, state = _runner(name, batch, 8)
     used = run.lower(state).compile().memory_analysis()
+    assert used is not None
     held = used.argument_size_in_bytes + used.output_size_in_bytes
     return held + used.temp_size_in_bytes - used.alias_size_in_bytes
 

@@ -33,7 +33,7 @@ TARGETS = {
     "v5e:16x16": dataclasses.replace(aot.CHIPS["v5e"], topology="v5e:16x16"),
     "h100": aot.CHIPS["h100"],
 }
-ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2}  # others: 4
+ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "u16": 2, "bf16": 2, "f16": 2}  # others: 4
 COLLECTIVE = re.compile(
     r"= (.+?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
     r"(?:-start)?\("
@@ -142,10 +142,16 @@ def collectives(text: str) -> dict[str, tuple[int, int]]:
     found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for results, name in COLLECTIVE.findall(text):
         found[name][0] += 1
-        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", results):
-            items = math.prod(int(n) for n in shape.split(",") if n)
-            found[name][1] += items * ITEM_BYTES.get(kind, 4)
+        found[name][1] += shape_bytes(results)
     return {name: (count, size) for name, (count, size) in sorted(found.items())}
+
+
+def shape_bytes(text: str) -> int:
+    """Bytes of the arrays whose shapes stand in a piece of a compiled program."""
+    return sum(
+        math.prod(int(n) for n in shape.split(",") if n) * ITEM_BYTES.get(kind, 4)
+        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", text)
+    )
 
 
 def report(target: str, num_envs: int | None = None) -> str:
@@ -162,7 +168,7 @@ def report(target: str, num_envs: int | None = None) -> str:
         f"results {memory.output_size_in_bytes / mib:.1f} MiB, "
         f"temporaries {memory.temp_size_in_bytes / mib:.1f} MiB",
     ]
-    for name, (count, size) in collectives(compiled.as_text()).items():
+    for name, (count, size) in collectives(compiled.as_text() or "").items():
         lines.append(f"  {name}: {count}, {size / mib:.2f} MiB of results")
     return "\n".join(lines)
 

@@ -133,7 +133,8 @@ def task(
     parts = [one for one in (plan.first, plan.second) if one is not None]
     if plan.joined == "after":
         parts.reverse()
-    absent = verifier.pack(*4 * (verifier.NOWHERE,), verifier.ABSENT)
+    far = verifier.NOWHERE
+    absent = verifier.pack(far, far, far, far, verifier.ABSENT)
     member = np.full(shape, absent, np.int32)
     kind, strict = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.int32)
     for a, one in enumerate(parts):
