@@ -132,11 +132,9 @@ def test_halves_go_through_every_mixer(mixer):
 
     def run(params, tokens):
         cache, _ = lm.prefill(params, config, tokens, max_len=5)
-        return lm.step(params, config, cache, tokens[:, 0])
+        return lm.step(params, config, cache, tokens[:, 0])[1]
 
-    cache, logits = jax.eval_shape(run, params, tokens)
-    assert logits.dtype == jnp.float32
-    assert cache.length.dtype == jnp.int32
+    assert jax.eval_shape(run, params, tokens).dtype == jnp.float32
 
 
 def test_stacked_blocks_are_a_list_of_blocks(tokens):
