@@ -75,6 +75,7 @@ def optimiser(
             mask=_decayed,
         ),
     )  # fmt: skip
+    tx = optax.GradientTransformation(tx.init, _promoting(tx.update))
     if not wnorm:
         return tx
     return project_after(tx, lambda params: lm.normalise_weights(params, model))
@@ -155,6 +156,16 @@ def train_step(
     params: Any = optax.apply_updates(state.params, updates)
     metrics = metrics | {"grad_norm": optax.tree.norm(grads)}
     return State(params, opt_state), metrics
+
+
+def _promoting(update):
+    """optax multiplies its integer count by floats, which strict promotion forbids."""
+
+    def wrapped(updates, state, params=None):
+        with jax.numpy_dtype_promotion("standard"):
+            return update(updates, state, params)
+
+    return wrapped
 
 
 def _decayed(params):
