@@ -5,6 +5,7 @@ features, `V` value features.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,12 +133,12 @@ def step(
             implementation=implementation,
         )  # fmt: skip
         return state, _poison(o, state)
-    o, state = attend(
+    both: Any = attend(
         q[:, None], k[:, None], v[:, None], scale=scale, window=window, sinks=sinks,
         logit_cap=logit_cap, state=state, return_state=True,
         implementation=implementation,
     )  # fmt: skip
-    return state, o[:, 0]
+    return both[1], both[0][:, 0]
 
 
 def init_state(

@@ -237,7 +237,9 @@ def normalise_weights(params: PyTree, config: LMConfig) -> PyTree:
 
 def _init_layer(key, c: LMConfig, index: int) -> dict[str, Any]:
     names = ("q", "k", "v", "o", "gates", "gate", "up", "down", "A", "B", "C", "D")
-    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    keys: dict[str, Array] = dict(
+        zip(names, jax.random.split(key, len(names)), strict=True)
+    )
     out = (2 * c.n_layers if c.n_out is None else c.n_out) ** -0.5
     p: dict[str, Any] = {}
     mixer = c.mixers[index]
@@ -305,7 +307,7 @@ def _block(p, x, index, state, config, tables, ids, how, *, single=False):
     new: dict[str, Any] = {}
     join = orthogonal_update if c.residual == "ortho" else jnp.add
 
-    def canon(letter, y, **options):
+    def canon(letter, y, **options) -> Any:
         name = f"canon_{letter}"
         if name not in p:
             return y

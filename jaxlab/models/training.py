@@ -63,7 +63,7 @@ def optimiser(
     is decayed.
     """
     c = config
-    wnorm = model is not None and model.wnorm
+    unit = model if model is not None and model.wnorm else None
     rate = optax.warmup_cosine_decay_schedule(
         0.0 if c.warmup else c.learning_rate, c.learning_rate, c.warmup, c.steps,
         c.final * c.learning_rate,
@@ -71,13 +71,14 @@ def optimiser(
     tx = optax.chain(
         optax.clip_by_global_norm(c.clip),
         optax.adamw(
-            rate, c.b1, c.b2, c.eps, weight_decay=0.0 if wnorm else c.weight_decay,
+            rate, c.b1, c.b2, c.eps, weight_decay=0.0 if unit else c.weight_decay,
             mask=_decayed,
         ),
     )  # fmt: skip
-    if not wnorm:
+    tx = optax.GradientTransformation(tx.init, _promoting(tx.update))
+    if unit is None:
         return tx
-    return project_after(tx, lambda params: lm.normalise_weights(params, model))
+    return project_after(tx, lambda params: lm.normalise_weights(params, unit))
 
 
 def init(params: PyTree, tx: optax.GradientTransformation) -> State:
@@ -155,6 +156,16 @@ def train_step(
     params: Any = optax.apply_updates(state.params, updates)
     metrics = metrics | {"grad_norm": optax.tree.norm(grads)}
     return State(params, opt_state), metrics
+
+
+def _promoting(update):
+    """optax multiplies its integer count by floats, which strict promotion forbids."""
+
+    def wrapped(updates, state, params=None):
+        with jax.numpy_dtype_promotion("standard"):
+            return update(updates, state, params)
+
+    return wrapped
 
 
 def _decayed(params):

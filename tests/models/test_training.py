@@ -14,13 +14,6 @@ from jaxlab.tasks import mqar
 SMALL = LMConfig(vocab=16, d_model=16, n_layers=1, n_heads=2, canon="A", mixer="gla")
 
 
-@pytest.fixture(autouse=True)
-def _loose():
-    # optax's Adam mixes integers and floats.
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def test_the_loss_is_the_mean_over_labels_that_count():
     logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
     labels = jnp.asarray([[1, -1, 4], [-100, 0, -1]], jnp.int32)
