@@ -74,7 +74,7 @@ def test_without_ends_it_is_the_update_inside_jax():
     update = jax.jit(algorithm.update)
     runner = host.Runner(CONFIG, toy(env, 100), TABLE)
     outside = runner.init(jax.random.key(0), HPARAMS)
-    assert_equal_trees(inside.params, outside.params)
+    np.testing.assert_allclose(inside.params["q"], outside.params["q"], rtol=1e-6)
     for _ in range(6):
         inside, expected = update(inside, HPARAMS)
         outside, metrics = runner.update(outside, HPARAMS)
