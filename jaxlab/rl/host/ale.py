@@ -21,7 +21,7 @@ from jaxlab.rl.host.protocol import Make
 
 FRAMESKIP = 4
 RESEED_EVERY = 16  # a seeded reset loads the ROM again: as long as 200 steps
-HISTORY = ("ice_hockey", "yars_revenge")
+HISTORY = ("ice_hockey", "surround", "yars_revenge")
 PROTOCOLS = {
     # As the published PQN and Hadamax-PQN agents were trained.
     "classic": {
