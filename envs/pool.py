@@ -83,7 +83,7 @@ def draw(pool: State, random: UInt32[Array, ""]) -> State:
     return take(pool, (random % jnp.uint32(levels)).astype(jnp.int32))
 
 
-def scramble(random: UInt32[Array, ""]) -> UInt32[Array, ""]:
+def scramble(random: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """A bijection of 32-bit integers whose outputs look independent.
 
     Source: lowbias32, by Chris Wellons' search for hash functions.
