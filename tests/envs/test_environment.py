@@ -164,13 +164,13 @@ def test_refreshed_at_the_rate_of_resets_a_level_is_played_once_on_average():
         varied = dataclasses.replace(params, pool=pool)
         out = jax.vmap(env.step, in_axes=(None, 0, None, None))(key, state, 6, varied)
         fresh = env.refresh_pool(key, pool, 4)
-        number = jnp.arange(4, dtype=jnp.int32) + pool.mission[-1] + 1
-        mission = jnp.concatenate([pool.mission[4:], number])  # in place of a name
-        pool = dataclasses.replace(fresh, mission=mission)
-        return (out[1], pool), out[1].mission
+        number = jnp.arange(4, dtype=jnp.int32) + pool.carrying[-1] + 1
+        label = jnp.concatenate([pool.carrying[4:], number])  # in place of a name
+        pool = dataclasses.replace(fresh, carrying=label)
+        return (out[1], pool), out[1].carrying
 
     pool = env.make_pool(KEY, 16)
-    pool = dataclasses.replace(pool, mission=jnp.arange(16, dtype=jnp.int32))
+    pool = dataclasses.replace(pool, carrying=jnp.arange(16, dtype=jnp.int32))
     first = dataclasses.replace(params, pool=pool)
     keys = jax.random.split(KEY, 4)
     _, state = jax.vmap(env.reset, in_axes=(0, None))(keys, first)

@@ -89,7 +89,7 @@ def test_no_play_breaks_the_rules(name, seed, actions, limit):
 
     for states in (after, bare):
         x, y = states.position.T
-        under = states.grid[np.arange(STEPS), x, y]
+        under = states.grid[np.arange(STEPS), x, y].astype(np.int32)
         walkable = [cells.EMPTY, cells.FLOOR, cells.GOAL, cells.LAVA]
         assert (
             np.isin(under & 15, walkable) | (under & 511 & ~112 == cells.DOOR)
