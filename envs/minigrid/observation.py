@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from envs import spaces
 from envs.minigrid import cells, missions, render
 from envs.minigrid.state import State
-from envs.minigrid.view import coordinates, hands, partial_view, visible_cells
+from envs.minigrid.view import WORD, coordinates, hands, partial_view, visible_cells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Lens:
             raise ValueError(
                 f"view_size={self.view_size} must be odd and at least 3; the agent "
                 "stands in the middle of the last row"
+            )
+        if self.view_size > WORD:
+            raise ValueError(
+                f"view_size={self.view_size} must be at most {WORD}: a row of the view "
+                "is kept in one word"
             )
         if self.tile_size < 1:
             raise ValueError(f"tile_size={self.tile_size} must be at least 1")

@@ -14,6 +14,7 @@ measurements of ours, of which the better counts. One thread, CPU seconds, best 
 
 import dataclasses
 import functools
+import math
 import os
 import re
 import sys
@@ -24,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from experiments.bench import harness
-from experiments.bench.scale import shape_bytes
 
 IDS = ("Empty-8x8", "DoorKey-8x8")
 BATCHES = (1, 32, 1024)
@@ -263,12 +263,23 @@ def _moved(text: str) -> tuple[int, int]:
         if found is None:
             continue
         name, result, op, rest = found.groups()
-        sizes[name] = shape_bytes(result)
+        sizes[name] = _shape_bytes(result)
         if op not in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
             kernels += 1
             operands = re.findall(r"%[\w.-]+", rest.split("), ")[0])
             moved += sizes[name] + sum(sizes.get(one, 0) for one in set(operands))
     return kernels, moved
+
+
+_ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "u16": 2, "bf16": 2, "f16": 2}  # others: 4
+
+
+def _shape_bytes(text: str) -> int:
+    """Bytes of the arrays whose shapes stand in a piece of a compiled program."""
+    return sum(
+        math.prod(int(n) for n in shape.split(",") if n) * _ITEM_BYTES.get(kind, 4)
+        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", text)
+    )
 
 
 def families(names: Sequence[str] = (), batch: int = 1024) -> None:

@@ -326,6 +326,7 @@ def test_short_names_are_understood():
     [
         ({"obs": "pixels"}, "obs='pixels' must be one of symbolic_partial"),
         ({"view_size": 6}, "view_size=6 must be odd"),
+        ({"view_size": 33}, "view_size=33 must be at most 31"),
         ({"auto_reset": "always"}, "auto_reset='always' must be one of same_step"),
         ({"viewsize": 7}, "viewsize=7 is no option.*did you mean view_size"),
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),

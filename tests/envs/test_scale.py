@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh
 
 from experiments.bench import envs as bench
-from experiments.bench import scale
 from experiments.reliability import children
+from tests.envs import devices
 
 NUM_ENVS, STEPS = 6, 40
 # A pool alone, and dynamics that draw at every step.
@@ -23,12 +23,12 @@ def equal(one, other) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_devices_play_what_one_plays(name):
-    alone = scale.trajectories(name, NUM_ENVS, STEPS)
-    mesh = Mesh(np.array(jax.devices()[:2]), (scale.AXIS,))
+    alone = devices.trajectories(name, NUM_ENVS, STEPS)
+    mesh = Mesh(np.array(jax.devices()[:2]), (devices.AXIS,))
     assert mesh.size == 2
-    together = scale.trajectories(name, NUM_ENVS, STEPS, mesh)
+    together = devices.trajectories(name, NUM_ENVS, STEPS, mesh)
     assert equal(alone, together)
-    assert not equal(alone, scale.trajectories(name, NUM_ENVS, STEPS, mesh, seed=1))
+    assert not equal(alone, devices.trajectories(name, NUM_ENVS, STEPS, mesh, seed=1))
     obs, _, terminated, truncated = alone
     assert obs.shape == (STEPS, NUM_ENVS, 7, 7, 3)
     assert bool((terminated | truncated).any()) or name == NAMES[0]
@@ -42,7 +42,7 @@ def test_two_processes_play_what_one_plays(name, tmp_path: pathlib.Path):
         port = free.getsockname()[1]
     path = tmp_path / "seen.npz"
     running = [
-        children.call(scale.process, str(path), name, NUM_ENVS, STEPS, rank, port)
+        children.call(devices.process, str(path), name, NUM_ENVS, STEPS, rank, port)
         for rank in range(2)
     ]
     for process in running:
@@ -50,16 +50,7 @@ def test_two_processes_play_what_one_plays(name, tmp_path: pathlib.Path):
         process.kill()
     with np.load(path) as seen:
         together = [seen[key] for key in seen.files]
-    assert equal(scale.trajectories(name, NUM_ENVS, STEPS), together)
-
-
-def test_collectives_are_counted_with_their_bytes():
-    text = """
-      %a = f32[8,4]{1,0} all-reduce(%x), replica_groups={}
-      %b = (u8[3]{0}, u8[12]{0}) all-gather-start(%y), dimensions={0}
-      %c = f32[2]{0} add(%a, %b)
-    """
-    assert scale.collectives(text) == {"all-gather": (1, 15), "all-reduce": (1, 128)}
+    assert equal(devices.trajectories(name, NUM_ENVS, STEPS), together)
 
 
 def test_the_accelerator_run_says_what_it_moves(capsys, monkeypatch):
