@@ -23,6 +23,7 @@ GO_TO, OPEN, PICK_UP, PUT_NEXT = range(4)
 NAME = "BabyAI-PutNextLocalS5N3-v0"
 
 RED_BALL, BLUE_KEY = Described(cells.BALL, cells.RED), Described(cells.KEY, cells.BLUE)
+YELLOW_BOX = Described(cells.BOX, cells.YELLOW)
 GREEN_DOOR = Described(cells.DOOR, cells.GREEN)
 GREY_DOOR = Described(cells.DOOR, cells.GREY)
 
@@ -38,11 +39,13 @@ def blank(env: Any) -> Maze:
 
 
 def start(plan):
-    """A red ball right of the agent, a blue key above it, doors left and below."""
+    """A red ball right of the agent, a blue key above it, doors left and below, and a
+    yellow box in the corner between these."""
     env, _, _ = world()
     maze = blank(env)
     maze.grid[3, 2] = cells.pack(cells.BALL, cells.RED)
     maze.grid[2, 1] = cells.pack(cells.KEY, cells.BLUE)
+    maze.grid[1, 3] = cells.pack(cells.BOX, cells.YELLOW)
     maze.grid[0, 2] = cells.pack(cells.DOOR, cells.GREEN, cells.CLOSED)
     maze.grid[2, 4] = cells.pack(cells.DOOR, cells.GREY, cells.CLOSED)
     maze.position, maze.direction = (2, 2), 1
@@ -119,6 +122,14 @@ def test_putting_next_to_is_a_drop_on_one_of_four_sides():
     assert play(plan, *back)[-1] == GOES_ON
     reverse = Plan(Simple(PUT_NEXT, BLUE_KEY, RED_BALL))
     assert play(reverse, *beside)[-1] == GOES_ON
+
+
+def test_nothing_is_next_to_a_box_that_was_opened():
+    plan = Plan(Simple(PUT_NEXT, RED_BALL, YELLOW_BOX))
+    assert play(plan, LEFT, PICKUP, LEFT, LEFT, DROP)[-1] == SOLVED  # above the box
+    opened = [LEFT, PICKUP, RIGHT, FORWARD, RIGHT, TOGGLE]
+    above = [FORWARD, RIGHT, DROP]  # from where the box was
+    assert play(plan, *opened, *above)[-1] == GOES_ON
 
 
 def test_in_turn_counts_the_second_only_after_the_first():

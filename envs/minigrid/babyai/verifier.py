@@ -92,9 +92,10 @@ def _follow(taken: family.Transition) -> Task:
 
     picked, dropped = touched & ~had & has, (status == CARRIED) & had & ~has
     status = jnp.where(picked, CARRIED, jnp.where(dropped, LYING, status))
-    status = jnp.where(touched & box_opened, GONE, status)
-    x = jnp.where(picked, NOWHERE, jnp.where(dropped, fx, x))
-    y = jnp.where(picked, NOWHERE, jnp.where(dropped, fy, y))
+    gone = touched & box_opened
+    status = jnp.where(gone, GONE, status)
+    x = jnp.where(picked | gone, NOWHERE, jnp.where(dropped, fx, x))
+    y = jnp.where(picked | gone, NOWHERE, jnp.where(dropped, fy, y))
     told = taken.action == step.DROP
     known_x, known_y = jnp.where(told, x, known_x), jnp.where(told, y, known_y)
     return dataclasses.replace(task, member=pack(x, y, known_x, known_y, status))
