@@ -259,6 +259,11 @@ def _running_sums(x, fresh):
 
 
 def _project(x, planes) -> Any:
+    if x.shape[-1] != planes.shape[-1]:
+        raise ValueError(
+            f"anna: planes of shape {planes.shape} must have the {x.shape[-1]} "
+            f"features of vectors of shape {x.shape}"
+        )
     wide = accumulator(x.dtype)
     return jnp.einsum(
         "btnh,ezh->btnez", x.astype(wide), planes.astype(wide), precision="highest"

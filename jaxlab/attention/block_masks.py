@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from kernels_pallas.checks import scale_of
+from kernels_pallas.checks import check_groups, scale_of
 from kernels_pallas.tiles import accumulator
 
 __all__ = [
@@ -172,6 +172,7 @@ def vertical_slash(
         raise ValueError(
             f"vertical_slash: q and k must have one length; got {rows} and {keys}"
         )
+    check_groups("vertical_slash", heads, kv_heads)
     sample = min(sample, rows)
     dtype = accumulator(q.dtype)
     last = q[:, rows - sample :].astype(dtype) * scale_of(scale, dim)

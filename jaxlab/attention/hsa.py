@@ -46,9 +46,14 @@ class Selected(NamedTuple):
 
 
 def scores(
-    queries: Float[Array, "B T K R"], landmarks: Float[Array, "B C K R"]
+    queries: Float[Array, "B T K R"], landmarks: Float[Array, "B C heads features"]
 ) -> Float[Array, "B T K C"]:
     """`queries . landmarks / sqrt(R)`, float32 or float64."""
+    if queries.shape[2:] != landmarks.shape[2:]:
+        raise ValueError(
+            "hsa.scores: queries and landmarks must share heads and features; got "
+            f"shapes {queries.shape} and {landmarks.shape}"
+        )
     wide = accumulator(queries.dtype)
     x = jnp.einsum(
         "btkr,bckr->btkc", queries.astype(wide), landmarks.astype(wide),
@@ -160,6 +165,11 @@ def attend(
     if weights not in ("stick_breaking", "softmax"):
         raise ValueError(
             f"hsa: weights={weights!r} must be 'stick_breaking' or 'softmax'"
+        )
+    if landmarks.shape[1] * chunk != mem_k.shape[1]:
+        raise ValueError(
+            f"hsa: landmarks are of {landmarks.shape[1]} chunks of chunk={chunk}, but "
+            f"mem_k holds {mem_k.shape[1]} tokens; they must be the same tokens"
         )
     chosen = select(
         scores(queries, landmarks), chunk=chunk, top_k=top_k, positions=positions

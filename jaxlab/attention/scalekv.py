@@ -206,6 +206,10 @@ def keep(
     if pooling not in ("mean", "max"):
         raise ValueError(f"scalekv.keep: pooling={pooling!r} must be 'mean' or 'max'")
     size = window.shape[0]
+    if q.shape[1] != size:
+        raise ValueError(
+            f"scalekv.keep: q must hold the {size} queries of window; got {q.shape[1]}"
+        )
     if budget < min(size, keys):
         raise ValueError(
             f"scalekv.keep: budget={budget} must hold the window of {size} keys"

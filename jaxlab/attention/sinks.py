@@ -61,6 +61,8 @@ def find(
       threshold: the paper takes 0.2.
       least: tokens with fewer queries at or behind them are never sinks.
     """
+    if attention.shape[-1] != attention.shape[-2]:
+        raise ValueError(f"find: attention must be [..., T, T]; got {attention.shape}")
     a = attention.astype(accumulator(attention.dtype))
     tokens = a.shape[-1]
     place = jnp.arange(tokens)
@@ -101,6 +103,11 @@ def decompose(
       sinks: from `find`; without any, the tag is 0.
       rcond: directions smaller than this, relative to the largest, do not count.
     """
+    if out.shape != values.shape or sinks.shape != out.shape[:-1]:
+        raise ValueError(
+            "decompose: out and values must have one shape and sinks that without the "
+            f"last axis; got {out.shape}, {values.shape}, {sinks.shape}"
+        )
     wide = accumulator(out.dtype)
     o, v = out.astype(wide), values.astype(wide)
     spanning = jnp.where(sinks[..., None], v, 0)
@@ -144,6 +151,10 @@ def fit_probe(
     Minimises `mean log(1 + exp(-y (x w + b))) + l2 / 2 |w|^2` with y = 1 or -1. Scale
     the features if they differ in size.
     """
+    if labels.shape != x.shape[:1]:
+        raise ValueError(
+            f"fit_probe: labels must have shape {x.shape[:1]}; got {labels.shape}"
+        )
     wide = accumulator(x.dtype)
     x = jnp.concatenate([x.astype(wide), jnp.ones((x.shape[0], 1), wide)], axis=-1)
     y = labels.astype(wide)

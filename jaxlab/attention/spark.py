@@ -62,7 +62,7 @@ def attend(
     )  # fmt: skip
     check_qkv("spark", q, k, v)
     batch, heads, rows, keys = a.shape
-    grouped = a.reshape(batch, k.shape[2], -1, rows, keys)
+    grouped = a.reshape(batch, k.shape[2], heads // k.shape[2], rows, keys)
     o = jnp.einsum("bkgts,bskv->btkgv", grouped, v.astype(a.dtype), precision="highest")
     return o.reshape(batch, rows, heads, v.shape[-1]).astype(q.dtype)
 
@@ -145,6 +145,7 @@ def _visible(rows, keys, causal, segment_ids):
 def _product(q, k):
     wide = accumulator(q.dtype)
     batch, rows, heads, dim = q.shape
-    grouped = q.astype(wide).reshape(batch, rows, k.shape[2], -1, dim)
+    group = heads // k.shape[2]
+    grouped = q.astype(wide).reshape(batch, rows, k.shape[2], group, dim)
     x = jnp.einsum("btkgh,bskh->bkgts", grouped, k.astype(wide), precision="highest")
     return x.reshape(batch, heads, rows, k.shape[1])

@@ -143,6 +143,8 @@ def test_hashed_codebooks_solve_match2_up_to_false_collisions(bits, most):
 def test_wrong_choices_are_named():
     with pytest.raises(ValueError, match="planes hold 31 bits"):
         anna.simhash(jnp.ones((1, 31, 4)))
+    with pytest.raises(ValueError, match="must have the 4 features"):
+        anna.simhash(jnp.ones((1, 2, 5)))(normal(1, 3, 2, 4))
     x = jnp.zeros((1, 3, 2), int)
     with pytest.raises(ValueError, match="must share batch and heads"):
         anna.match(x[..., None], x[:, :2, :, None], jnp.ones((1, 3, 2, 1)))

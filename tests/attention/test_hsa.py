@@ -128,5 +128,10 @@ def test_no_chunks_yet_gives_zeros():
 
 
 def test_wrong_choices_are_named():
+    q, memory, e = normal(1, 8, 4, 8), normal(1, 8, 2, 8), normal(1, 8, 2, 3)
+    with pytest.raises(ValueError, match="landmarks are of 3 chunks of chunk=4"):
+        hsa.attend(q, memory, memory, e, normal(1, 3, 2, 3), chunk=4, top_k=1)
+    with pytest.raises(ValueError, match="must share heads and features"):
+        hsa.scores(e, normal(1, 2, 2, 4))
     with pytest.raises(ValueError, match="top_k=0"):
         hsa.select(jnp.zeros((1, 3, 2, 4)), chunk=4, top_k=0)

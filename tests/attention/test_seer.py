@@ -346,6 +346,13 @@ def test_wrong_arrays_are_named():
     params = gate.init(jax.random.key(0))
     with pytest.raises(ValueError, match="PrefillGate: q and k must have heads"):
         gate.logits(params, random(1, 9, 2, 8), random(1, 9, 2, 8))
+    q, k = random(1, 9, 4, 8), random(1, 9, 2, 8)
+    with pytest.raises(ValueError, match=r"params\['k'\] must have shape"):
+        gate.logits({"k": params["k"][:2]}, q, k)
+    with pytest.raises(ValueError, match="DecodeGate: q and k must have heads"):
+        decode_gate().logits({}, q[:, :, :2], k)
+    with pytest.raises(ValueError, match="block=0"):
+        seer.pool(q, 0)
     with pytest.raises(ValueError, match="must have one shape"):
         seer.gate_loss(jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 3)))
     with pytest.raises(ValueError, match="skip=1"):

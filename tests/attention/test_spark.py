@@ -95,6 +95,11 @@ def test_gradients_are_finite_jit_vmap_and_half_precision_agree():
     assert np.isfinite(half.astype(jnp.float32)).all()
 
 
+def test_an_empty_batch_gives_an_empty_output():
+    q, k = jnp.ones((0, 4, 4, 8)), jnp.ones((0, 4, 2, 8))
+    assert spark.attend(q, k, k, r=4, top_k=2).shape == (0, 4, 4, 8)
+
+
 def test_wrong_choices_are_named():
     q = normal(1, 4, 2, 8)
     for r in (0, 8):

@@ -123,6 +123,12 @@ class DecodeGate:
         k: Float[Array, "B T K H"],
     ) -> Float[Array, "B K T n"]:
         """Scores of every token of a sequence, for training; rows may be all -inf."""
+        wide = (self.num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        if (q.shape[2:], k.shape[2:]) != wide:
+            raise ValueError(
+                f"DecodeGate: q and k must have heads {wide[0]} and {wide[1]}; got "
+                f"shapes {q.shape} and {k.shape}"
+            )
         length = q.shape[1]
         position = jnp.arange(length, dtype=jnp.int32)
         position = jnp.broadcast_to(position[None], q.shape[:2])

@@ -78,12 +78,16 @@ def gate_loss(
         divergence per row. The released trainer multiplies the sum over layers by 10.
 
     Raises:
-      ValueError: if shapes differ, or skip is outside [0, 1).
+      ValueError: if shapes differ, skip is outside [0, 1), or reduction is neither.
     """
     if logits.shape != target.shape:
         raise ValueError(
             f"gate_loss: logits and target must have one shape; got {logits.shape} and "
             f"{target.shape}"
+        )
+    if reduction not in ("element_mean", "row_mean"):
+        raise ValueError(
+            f"gate_loss: reduction={reduction!r} must be 'element_mean' or 'row_mean'"
         )
     if not 0 <= skip < 1:
         raise ValueError(f"gate_loss: skip={skip} must be in [0, 1)")

@@ -7,6 +7,7 @@ Shapes of this folder: `B` batch, `T` tokens, `n` blocks of `block` tokens, `N` 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.checks import check_positive
 from kernels_pallas.tiles import accumulator
 
 __all__ = ["pool"]
@@ -33,9 +34,10 @@ def pool(
       `F = H * len(kinds)` features, float32 or float64.
 
     Raises:
-      ValueError: if kinds is empty, repeats or holds something else.
+      ValueError: if kinds is empty, repeats or holds something else, or block < 1.
     """
     kinds = ordered("kinds", kinds)
+    check_positive("seer.pool", block=block)
     batch, length, heads, dim = x.shape
     blocks = -(-length // block)
     x = x.astype(accumulator(x.dtype))

@@ -105,6 +105,14 @@ class PrefillGate:
                 f"PrefillGate: q and k must have heads {(heads, self.head_dim)} and "
                 f"{(kv_heads, self.head_dim)}; got shapes {q.shape} and {k.shape}"
             )
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        for name, expected in shapes.items():
+            found = params[name].shape if name in params else None
+            if found != expected.shape:
+                raise ValueError(
+                    f"PrefillGate: params[{name!r}] must have shape {expected.shape}; "
+                    f"got {found}"
+                )
         a = pooling.pool(q, self.block, self.q_pool, lengths=lengths)
         b = pooling.pool(k, self.block, self.k_pool, lengths=lengths)
         weight = {name: w.astype(a.dtype) for name, w in params.items()}
